@@ -1,0 +1,1 @@
+"""tpu-relay: training on preemptible Cloud TPU slices as Prefect flows."""
