@@ -1,0 +1,153 @@
+"""The program's source as a bundle: an archive named by the hash of its content.
+
+Equal trees give equal bytes, whoever packs them and when, so a host that has a bundle needs no second copy and
+the report can say exactly what ran.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpu.checkpoint.files import filesystem
+
+MAX_BUNDLE_BYTES = 100 * 2**20
+# What a training program of a host needs of this project; the rest never leaves the controller.
+RELAY_PARTS = ("runtime", "checkpoint", "train")
+
+
+class CodeError(ValueError):
+    """The source cannot be had or is too large; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A .tar.gz; `sha256` is that of its content, `source` says where it came from."""
+
+    data: bytes
+    sha256: str
+    source: str
+
+
+def pack(files: Iterable[tuple[str, bytes, bool]], source: str) -> Bundle:
+    """Archive (path, content, executable) triples, the same bytes for the same content.
+
+    Raises:
+        CodeError: the archive is larger than MAX_BUNDLE_BYTES.
+    """
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, content, executable in sorted(files):
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            entry.mode = 0o755 if executable else 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    sha256 = hashlib.sha256(raw.getbuffer()).hexdigest()
+    data = gzip.compress(raw.getbuffer(), compresslevel=6, mtime=0)
+    if len(data) > MAX_BUNDLE_BYTES:
+        raise CodeError(
+            f"{source} packs to {len(data) / 2**20:.0f} MiB, more than {MAX_BUNDLE_BYTES // 2**20}: "
+            "put data in the bucket, or list it in .gitignore"
+        )
+    return Bundle(data, sha256, source)
+
+
+def relay_bundle() -> Bundle:
+    """The part of this project that runs on a TPU VM, from wherever it is installed."""
+    package = Path(__file__).parent.parent
+    paths = [package / "__init__.py"]
+    for part in RELAY_PARTS:
+        paths += sorted((package / part).rglob("*.py"))
+    return pack(
+        ((f"tpu/{path.relative_to(package)}", path.read_bytes(), False) for path in paths), "tpu-relay"
+    )
+
+
+def working_tree(folder: Path) -> Bundle:
+    """What git tracks in `folder`, or would track: ignored files stay behind. Without git, every file but hidden ones.
+
+    Raises:
+        CodeError: see pack.
+    """
+    listed = subprocess.run(
+        ["git", "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        capture_output=True,
+        check=False,
+    )
+    if listed.returncode == 0:
+        names = [name for name in listed.stdout.decode().split("\0") if name]
+    else:
+        names = [
+            str(path.relative_to(folder))
+            for path in folder.rglob("*")
+            if not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+        ]
+    paths = [(name, folder / name) for name in dict.fromkeys(names)]
+    return pack(
+        ((name, path.read_bytes(), path.stat().st_mode & 0o100 != 0) for name, path in paths if path.is_file()),
+        f"working tree {folder.name}",
+    )
+
+
+def git_commit(repository: str, commit: str, cache: Path) -> Bundle:
+    """The tree of a commit of a repository, by URL or path.
+
+    Raises:
+        CodeError: the repository cannot be reached or has no such commit.
+    """
+    clone = cache / hashlib.sha256(repository.encode()).hexdigest()[:16]
+    if not clone.exists():
+        clone.parent.mkdir(parents=True, exist_ok=True)
+        _git(["clone", "--quiet", "--bare", repository, str(clone)], f"cannot clone {repository}")
+    resolve = ["-C", str(clone), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
+    try:
+        full = _git(resolve, "")
+    except CodeError:
+        _git(["-C", str(clone), "fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*", "--tags"], "fetch failed")
+        full = _git(resolve, f"{repository} has no commit {commit}; push it first")
+    commit_id = full.decode().strip()
+    tar = _git(["-C", str(clone), "archive", commit_id], f"cannot read {commit_id}")
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        files = [
+            (entry.name, content.read(), entry.mode & 0o100 != 0)
+            for entry in archive
+            if entry.isfile() and (content := archive.extractfile(entry))
+        ]
+    return pack(files, f"{repository}@{commit_id}")
+
+
+def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
+    """Get the source that `code` of a configuration names.
+
+    Raises:
+        CodeError: it cannot be had.
+    """
+    if code == "working-tree":
+        return working_tree(folder)
+    if code.startswith("gs://"):
+        try:
+            data = filesystem().cat_file(code)
+        except FileNotFoundError:
+            raise CodeError(f"there is no bundle {code}") from None
+        try:
+            content = gzip.decompress(data)
+        except OSError:
+            raise CodeError(f"{code} is not a .tar.gz") from None
+        return Bundle(data, hashlib.sha256(content).hexdigest(), code)
+    repository, at, commit = code.rpartition("@")
+    if not at or not commit:
+        raise CodeError(f"code: write working-tree, REPOSITORY@COMMIT or gs://…/bundle.tar.gz; found {code!r}")
+    return git_commit(repository, commit, cache)
+
+
+def _git(arguments: list[str], message: str) -> bytes:
+    done = subprocess.run(["git", *arguments], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise CodeError(f"{message}: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout

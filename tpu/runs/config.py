@@ -1,0 +1,220 @@
+"""The configuration of a run: what a researcher writes as YAML or fills into the form of the Prefect UI."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tpu.runs.plan import CheckpointRule, stop_steps
+from tpu.topology import accelerator_type
+from tpu.train.settings import Training
+
+
+class RunConfigError(ValueError):
+    """A configuration cannot be used; the message names the field, what was found and what to write."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Slice(_Part):
+    """The TPU slice that a run trains on."""
+
+    accelerator_type: str = Field("v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"])
+    zone: str = Field("us-central2-b", description="Zone to create it in.", examples=["us-central2-b"])
+    provisioning: Literal["spot", "on-demand", "reserved"] = Field(
+        "spot", description="Spot is cheapest and may be preempted at any time."
+    )
+    runtime_version: str | None = Field(None, description="TPU VM image; the usual one of the type if empty.")
+    network: str | None = Field(None, description="VPC network; the project's default if empty.")
+    subnetwork: str | None = Field(None, description="Subnetwork of the network.")
+    external_ips: bool = Field(True, description="Give hosts external addresses.")
+    service_account: str | None = Field(None, description="Service account of the VMs; the default one if empty.")
+    startup_script: str | None = Field(None, description="Shell script that runs as root at every boot.")
+    price_an_hour: float | None = Field(None, ge=0, description="US dollars an hour for the whole slice.")
+    ready_minutes: float = Field(90, gt=0, description="Give up when no slice is ready after this many minutes.")
+
+    @field_validator("accelerator_type")
+    @classmethod
+    def _known_type(cls, value: str) -> str:
+        return accelerator_type(value).name
+
+
+class Environment(_Part):
+    """Python and packages of the program on the hosts."""
+
+    python: str = Field("3.11", pattern=r"^3\.\d+$", description="Python version, installed with uv.")
+    requirements: str | None = Field(
+        None,
+        description="Requirements or lock file, relative to the code; the built-in trainers' own packages if empty.",
+    )
+
+
+class Budget(_Part):
+    """How many times an attempt may end for each reason before the run gives up."""
+
+    preemption: int | None = Field(None, ge=0, description="Preemptions; no limit if empty.")
+    infrastructure: int = Field(20, ge=0, description="Failures of hosts, network or cloud.")
+    user_failure: int = Field(2, ge=0, description="Failures of the program itself.")
+
+
+EVALUATE_BUILT_IN = "built-in"
+
+
+class RunConfig(_Part):
+    """One training run."""
+
+    name: str = Field(
+        pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="Name of the run: lower-case letters, digits and dashes, at most 40 characters.",
+        examples=["icl-m64-seed0"],
+    )
+    training: Training | None = Field(None, description="A built-in training; or give `command`.")
+    command: Annotated[list[str] | None, Field(description="Any program that trains; restarted until it exits 0.")] = None
+    framework: Literal["jax"] = Field("jax", description="Framework of the built-in trainer.")
+    steps: int = Field(1000, ge=1, description="Total number of training steps.")
+    checkpoints: CheckpointRule = Field(CheckpointRule(), description="At which steps a segment ends.")
+    slice: Slice = Field(Slice(), description="The TPU slice to train on.")
+    code: str = Field(
+        "working-tree",
+        description="Program's source: working-tree (from a terminal), a git URL or path with @commit, or a gs:// bundle.",
+        examples=["working-tree", "https://github.com/me/project@3f2a91c", "gs://my-bucket/code.tar.gz"],
+    )
+    environment: Environment = Field(Environment(), description="Python and packages of the program.")
+    variables: dict[str, str] = Field({}, description="Environment variables of the program (they are recorded).")
+    secrets: dict[str, str] = Field(
+        {},
+        description="Secret variables: NAME → env:VARIABLE of the flow, or block:NAME of a Prefect Secret block.",
+    )
+    evaluate: Literal["commits", "final", "never"] = Field("commits", description="Which checkpoints are evaluated.")
+    evaluate_command: list[str] | None = Field(
+        None,
+        description="Your own evaluation: gets RELAY_RUN_DIR, RELAY_STEP and RELAY_CHECKPOINT, and prints one JSON line last.",
+    )
+    budget: Budget = Field(Budget(), description="How often an attempt may end for each reason.")
+    grace_seconds: float = Field(25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s.")
+    progress_minutes: float = Field(20, gt=0, description="A gang without a new step for so long is taken as hung.")
+    allow_mixed: bool = Field(False, description="Resume also on another chip or library version; marks the run mixed.")
+
+    @field_validator("command", "evaluate_command", mode="before")
+    @classmethod
+    def _split_command(cls, value: Any) -> Any:
+        return shlex.split(value) if isinstance(value, str) else value
+
+    @field_validator("secrets")
+    @classmethod
+    def _secret_sources(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, source in value.items():
+            kind, _, target = source.partition(":")
+            if kind not in ("env", "block") or not target:
+                raise ValueError(f"{name}: write env:VARIABLE or block:NAME, never the secret itself")
+        return value
+
+    @model_validator(mode="after")
+    def _one_program(self) -> RunConfig:
+        if (self.training is None) == (self.command is None):
+            raise ValueError("give exactly one of `training` (a built-in trainer) and `command` (any program)")
+        if self.command == []:
+            raise ValueError("`command` is empty: write the program and its arguments, such as: python train.py")
+        stop_steps(self.checkpoints, self.steps)  # refuses impossible rules here, before anything is made
+        return self
+
+    def numbers(self, data_sha256: str | None) -> dict[str, Any]:
+        """The part of the configuration that changes numbers.
+
+        How far the run goes, where it is cut, on what terms its slice is had and what is watched do not.
+        """
+        return {
+            "framework": self.framework,
+            "training": self.training.model_dump(mode="json") if self.training else None,
+            "command": self.command,
+            "accelerator_type": self.slice.accelerator_type,
+            "variables": dict(sorted(self.variables.items())),
+            "data_sha256": data_sha256,
+        }
+
+
+def configuration_hash(numbers: dict[str, Any]) -> str:
+    """SHA-256, in hexadecimal, of the canonical JSON of what changes numbers."""
+    return hashlib.sha256(json.dumps(numbers, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def differences(recorded: Any, wanted: Any, path: str = "") -> list[str]:
+    """Lines `field: recorded → wanted` for every leaf in which two configurations differ."""
+    if isinstance(recorded, dict) and isinstance(wanted, dict):
+        lines = []
+        for key in sorted(recorded.keys() | wanted.keys()):
+            lines += differences(recorded.get(key), wanted.get(key), f"{path}.{key}" if path else key)
+        return lines
+    return [] if recorded == wanted else [f"{path}: {json.dumps(recorded)} → {json.dumps(wanted)}"]
+
+
+def parse_run_config(values: object) -> RunConfig:
+    """Check a configuration.
+
+    Raises:
+        RunConfigError: one line for each wrong field.
+    """
+    if not isinstance(values, dict):
+        raise RunConfigError("a run configuration is a mapping of fields such as `name:` and `training:`")
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            where = ".".join(str(part) for part in problem["loc"] if part not in ("icl", "bytelm")) or "run"
+            message = problem["msg"].removeprefix("Value error, ")
+            found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r})"
+            if problem["type"] == "extra_forbidden":
+                message, found = "there is no such field", ""
+            lines.append(f"{where}: {message}{found}")
+        raise RunConfigError("\n".join(lines)) from None
+
+
+def load_run_config(path: Path, changes: dict[str, Any] | None = None) -> RunConfig:
+    """Read a YAML file and set `changes`, dotted fields such as `training.seed`, over it.
+
+    Raises:
+        RunConfigError: the file cannot be read or a field is wrong.
+    """
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RunConfigError(f"cannot read {path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise RunConfigError(f"{path} is not YAML: {error}") from None
+    for dotted, value in (changes or {}).items():
+        target = values if isinstance(values, dict) else {}
+        *parents, leaf = dotted.split(".")
+        for parent in parents:
+            inner = target.get(parent)
+            if not isinstance(inner, dict):
+                inner = target[parent] = {}
+            target = inner
+        target[leaf] = value
+    try:
+        return parse_run_config(values)
+    except RunConfigError as error:
+        raise RunConfigError(f"{path}:\n" + "\n".join(f"  {line}" for line in str(error).splitlines())) from None
+
+
+def parse_changes(assignments: list[str]) -> dict[str, Any]:
+    """Turn `training.seed=3` words into values, each read as YAML.
+
+    Raises:
+        RunConfigError: a word has no `=`.
+    """
+    changes = {}
+    for assignment in assignments:
+        field, equals, text = assignment.partition("=")
+        if not equals or not field:
+            raise RunConfigError(f"write FIELD=VALUE, such as training.seed=3; found {assignment!r}")
+        changes[field] = yaml.safe_load(text)
+    return changes

@@ -1,0 +1,161 @@
+"""Who may act for a run: owner and term in controller.json, changed by compare-and-set alone.
+
+Two flow processes of one run can exist, for instance a zombie that was started again while it lives. The
+one with the higher term acts; the other notices before its next creation, deletion or kill, and leaves
+without cleaning up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tpu.checkpoint import objects
+
+# The owner beats every BEAT_S; one that stays silent for EXPIRY_S on the observer's own clock is dead.
+BEAT_S = 5.0
+EXPIRY_S = 20.0
+
+
+class ControllerLost(RuntimeError):
+    """Another process acts for this run now: leave, and clean nothing up."""
+
+
+class RunIsDriven(RuntimeError):
+    """Another live process acts for this run."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A process that drives a run: `started` tells two processes with the same id apart."""
+
+    flow_run: str
+    host: str
+    pid: int
+    started: str
+
+    def known_dead(self) -> bool:
+        """True only if it ran on this machine and is gone; from elsewhere nobody can tell."""
+        return self.host == socket.gethostname() and process_start(self.pid) != self.started
+
+
+@dataclass(frozen=True)
+class ControllerState:
+    owner: Owner
+    term: int
+    beats: int = 0
+    released: bool = False
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> ControllerState:
+        values = json.loads(data)
+        return cls(Owner(**values.pop("owner")), **values)
+
+
+def process_start(pid: int) -> str:
+    """Start time of a process in the kernel's clock ticks and the boot it belongs to; empty if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return "" if fields[0] == "Z" else f"{boot}/{fields[19]}"
+
+
+def this_process(flow_run: str) -> Owner:
+    return Owner(flow_run, socket.gethostname(), os.getpid(), process_start(os.getpid()))
+
+
+class Controller:
+    """This process's right to act for a run."""
+
+    def __init__(self, run_dir: str, state: ControllerState, generation: int) -> None:
+        self._url = f"{run_dir}/controller.json"
+        self._state = state
+        self._generation = generation
+
+    @property
+    def term(self) -> int:
+        return self._state.term
+
+    def check(self) -> None:
+        """Raises ControllerLost if another process has taken over."""
+        found = objects.read(self._url)
+        state = ControllerState.from_json(found[0]) if found else None
+        if state is None or state.term != self._state.term or state.owner != self._state.owner:
+            raise ControllerLost(
+                f"another process drives this run now ({_describe(state)}); this one leaves it alone"
+            )
+
+    def beat(self) -> None:
+        """Show that this process lives. Raises ControllerLost if another one has taken over."""
+        self._write(replace(self._state, beats=self._state.beats + 1))
+
+    def release(self) -> None:
+        """Give the right back, so that the next process need not wait."""
+        self._write(replace(self._state, released=True))
+
+    def _write(self, state: ControllerState) -> None:
+        try:
+            self._generation = objects.compare_and_set(self._url, state.to_json(), self._generation)
+        except objects.StaleGeneration:
+            self.check()
+            # Our own write whose answer was lost and which was sent again.
+            found = objects.read(self._url)
+            assert found is not None
+            self._generation = found[1]
+        self._state = state
+
+
+def observe(run_dir: str) -> tuple[ControllerState, int] | None:
+    """Who acts for a run, and the generation of that statement."""
+    found = objects.read(f"{run_dir}/controller.json")
+    return (ControllerState.from_json(found[0]), found[1]) if found else None
+
+
+def claim(run_dir: str, owner: Owner, over: tuple[ControllerState, int] | None) -> Controller:
+    """Become the controller, over the state that was observed.
+
+    Raises:
+        RunIsDriven: somebody else was quicker.
+    """
+    url = f"{run_dir}/controller.json"
+    state = ControllerState(owner, over[0].term + 1 if over else 1)
+    try:
+        if over is None:
+            generation = objects.create_exclusive(url, state.to_json())
+        else:
+            generation = objects.compare_and_set(url, state.to_json(), over[1])
+    except (objects.ObjectExists, objects.StaleGeneration):
+        raise RunIsDriven("another process took this run up at the same moment; this one leaves it") from None
+    return Controller(run_dir, state, generation)
+
+
+def may_claim(
+    state: ControllerState, owner: Owner, silent_s: float, take_over: bool
+) -> tuple[bool, str]:
+    """Whether `owner` may take the run from `state.owner`, silent for `silent_s` seconds, and why."""
+    if state.released:
+        return True, "nobody drives the run"
+    if state.owner.known_dead():
+        return True, f"its last driver is dead ({_describe(state)})"
+    if state.owner.flow_run == owner.flow_run:
+        return True, "the same flow run was started again"
+    if take_over:
+        return True, f"taken over by request from {_describe(state)}"
+    if silent_s >= EXPIRY_S:
+        return True, f"its last driver was silent for {silent_s:.0f} s ({_describe(state)})"
+    return False, f"driven by {_describe(state)}"
+
+
+def _describe(state: ControllerState | None) -> str:
+    if state is None:
+        return "controller.json is gone"
+    return f"process {state.owner.pid} on {state.owner.host}, term {state.term}"

@@ -1,0 +1,57 @@
+"""The run's own history: one small object an event, in order of (term, number), never changed.
+
+Budgets are counted from it and the report is made of it, so it must survive any crash of the flow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tpu.checkpoint import objects
+from tpu.checkpoint.files import filesystem
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Something that happened to a run at `time`, seconds since 1970 on the clock of the flow's machine."""
+
+    time: float
+    kind: str
+    detail: dict[str, Any]
+
+
+class EventLog:
+    """Appends events under `runs/<name>/events/`; one writer a term."""
+
+    def __init__(self, run_dir: str, term: int, now: Callable[[], float]) -> None:
+        self._folder = f"{run_dir}/events"
+        self._term = term
+        self._now = now
+        self.events: list[RunEvent] = load_events(run_dir)
+        self._number = 0
+
+    def append(self, kind: str, **detail: Any) -> RunEvent:
+        """Write one event; blocks until it is in the bucket.
+
+        Raises:
+            tpu.checkpoint.objects.ObjectExists: another process writes under the same term.
+        """
+        event = RunEvent(self._now(), kind, detail)
+        self._number += 1
+        objects.create_exclusive(
+            f"{self._folder}/{self._term:06}-{self._number:06}.json",
+            json.dumps({"time": event.time, "kind": kind, "detail": detail}).encode(),
+        )
+        self.events.append(event)
+        return event
+
+
+def load_events(run_dir: str) -> list[RunEvent]:
+    """All events of a run in order; empty for a run that has none yet."""
+    files = filesystem()
+    paths = sorted(files.find(f"{run_dir}/events"))
+    contents = files.cat(paths) if paths else {}
+    return [RunEvent(**json.loads(contents[path])) for path in sorted(contents)]

@@ -1,0 +1,152 @@
+"""run.json: what a run is, written once when it is created; extending and forking record their parent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from tpu.checkpoint import objects
+from tpu.runs.config import RunConfig, configuration_hash, differences, parse_run_config
+from tpu.runs.plan import stop_steps
+
+
+class RunNameTaken(ValueError):
+    """A run of this name exists with another configuration; the message shows the difference."""
+
+
+class RunNotFound(LookupError):
+    """There is no such run in the bucket."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The content of run.json.
+
+    `code` names the program's source and its content hash; `parent` is None, or the run and step it was forked from.
+    `extensions` lists (from_steps, to_steps) in order.
+    """
+
+    config: RunConfig
+    data_sha256: str | None
+    code: dict[str, str]
+    created: float
+    parent: dict[str, Any] | None = None
+    extensions: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def hash(self) -> str:
+        return configuration_hash(self.config.numbers(self.data_sha256))
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Stop steps of the segments, ascending. An extension adds some behind the old end and moves none."""
+        totals = [self.extensions[0][0] if self.extensions else self.config.steps]
+        totals += [to for _, to in self.extensions]
+        if self.config.command:
+            return (totals[-1],)
+        rule = self.config.checkpoints
+        stops = set(stop_steps(rule, totals[0]))
+        if rule.every is None and rule.at is None and rule.log_spaced is None:
+            rule = rule.model_copy(update={"every": min(stops)})
+        for before, total in pairwise(totals):
+            stops |= {step for step in stop_steps(rule, total) if step > before}
+        return tuple(sorted(stops))
+
+    def to_json(self) -> bytes:
+        return json.dumps(
+            {
+                "format": 1,
+                "name": self.config.name,
+                "hash": self.hash,
+                "created": self.created,
+                "config": self.config.model_dump(mode="json"),
+                "data_sha256": self.data_sha256,
+                "code": self.code,
+                "parent": self.parent,
+                "extensions": [list(pair) for pair in self.extensions],
+            },
+            indent=1,
+        ).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> RunRecord:
+        values = json.loads(data)
+        return cls(
+            config=parse_run_config(values["config"]),
+            data_sha256=values["data_sha256"],
+            code=values["code"],
+            created=values["created"],
+            parent=values["parent"],
+            extensions=tuple((a, b) for a, b in values["extensions"]),
+        )
+
+
+def run_directory(bucket: str, name: str) -> str:
+    """`gs://…/runs/<name>`."""
+    return f"{bucket}/runs/{name}"
+
+
+def load_record(run_dir: str) -> RunRecord:
+    """Read run.json.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    found = objects.read(f"{run_dir}/run.json")
+    if found is None:
+        raise RunNotFound(f"there is no run at {run_dir}; `relay runs` lists those in the bucket")
+    return RunRecord.from_json(found[0])
+
+
+def create_or_take_up(run_dir: str, record: RunRecord) -> tuple[RunRecord, bool]:
+    """Create the run, or take up the one that exists with the same numbers; says whether it is new.
+
+    Raises:
+        RunNameTaken: the name belongs to a run whose parameters would differ.
+    """
+    url = f"{run_dir}/run.json"
+    try:
+        objects.create_exclusive(url, record.to_json())
+        return record, True
+    except objects.ObjectExists:
+        existing = load_record(run_dir)
+    changed = differences(
+        existing.config.numbers(existing.data_sha256), record.config.numbers(record.data_sha256)
+    )
+    if changed:
+        raise RunNameTaken(
+            f"the run {record.config.name} exists with another configuration; nothing was changed. "
+            "Choose another name, or fork it.\n" + "\n".join(f"  {line}" for line in changed)
+        )
+    if existing.config.steps != record.config.steps:
+        raise RunNameTaken(
+            f"the run {record.config.name} has {existing.config.steps} steps, not {record.config.steps}; "
+            f"nothing was changed. To go on further: relay extend {record.config.name} --steps N"
+        )
+    return existing, False
+
+
+def extend(run_dir: str, steps: int) -> RunRecord:
+    """Let a run go on to more steps; its schedule and everything else stay.
+
+    Raises:
+        ValueError: `steps` is not more than the run has.
+        RunNotFound: there is no such run.
+        tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
+    """
+    found = objects.read(f"{run_dir}/run.json")
+    if found is None:
+        raise RunNotFound(f"there is no run at {run_dir}")
+    record = RunRecord.from_json(found[0])
+    before = record.config.steps
+    if steps <= before:
+        raise ValueError(f"{record.config.name} has {before} steps already; give more than that")
+    longer = replace(
+        record,
+        config=parse_run_config(record.config.model_dump(mode="json") | {"steps": steps}),
+        extensions=(*record.extensions, (before, steps)),
+    )
+    objects.compare_and_set(f"{run_dir}/run.json", longer.to_json(), found[1])
+    return longer
