@@ -1,0 +1,126 @@
+"""Compiled programs kept in the bucket, so that a fresh host compiles nothing.
+
+JAX keeps its cache in a local folder (its own access to gs:// hung against a local server). Around it:
+
+    <folder>/<key>/complete/     whole entries only, each put there by a rename
+    <folder>/<key>/<owner>/      where JAX writes for one attempt; a kill in the middle of a write stays in there
+    <bucket>/caches/jax/<key>/   the complete entries, for other hosts
+
+JAX names an entry by everything that it depends on, so a wrong key costs a compilation, never a wrong program.
+A cache that fails is a slow start and nothing worse: its errors are printed and training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FETCH_DEADLINE_S = 15.0  # compiling a demo takes 5 s; a large model minutes
+PUBLISH_DEADLINE_S = 5.0
+
+
+def cache_key(parts: object) -> str:
+    """A folder's name from whatever tells programs apart, such as settings and library versions (JSON values)."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class CompileCache:
+    """The cache of one program for one attempt of a run. Use `open_cache`."""
+
+    complete: Path
+    working: Path
+    remote: str | None
+
+    def fetch(self) -> None:
+        """Bring the bucket's entries here, then lay all complete ones out for JAX."""
+        if self.remote:
+            _ignoring_storage("fetch compiled programs", self._fetch_remote)
+        for entry in self._entries(self.complete):
+            _link(entry, self.working / entry.name)
+
+    def publish(self) -> None:
+        """Keep what JAX has compiled since, here and in the bucket."""
+        new = [e for e in self._entries(self.working) if not (self.complete / e.name).exists()]
+        for entry in new:
+            _link(entry, self.complete / entry.name)
+        if self.remote and new:
+            _ignoring_storage("keep compiled programs", lambda: self._put_remote([e.name for e in new]))
+
+    def _fetch_remote(self) -> None:
+        from tpu.checkpoint import files
+
+        for url in files.names(str(self.remote)):
+            name = url.rsplit("/", 1)[1]
+            if not (self.complete / name).exists():
+                partial = self.working / f"{name}.partial"
+                partial.write_bytes(files.read(url))
+                os.replace(partial, self.complete / name)
+
+    def _put_remote(self, names: list[str]) -> None:
+        from tpu.checkpoint import files
+
+        for name in names:
+            files.write(f"{self.remote}/{name}", (self.complete / name).read_bytes())
+
+    @staticmethod
+    def _entries(folder: Path) -> list[Path]:
+        return sorted(path for path in folder.iterdir() if path.name.endswith("-cache"))
+
+
+def open_cache(folder: Path, key: str, owner: str, bucket: str | None) -> CompileCache:
+    """Make the folders of one attempt. `owner` names its run: what an earlier attempt of it left is removed.
+
+    `bucket` is gs://NAME, or None to keep to this host.
+    """
+    complete, working = folder / key / "complete", folder / key / owner
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir(parents=True, exist_ok=True)
+    complete.mkdir(parents=True, exist_ok=True)
+    return CompileCache(complete, working, f"{bucket}/caches/jax/{key}" if bucket else None)
+
+
+def use_cache(cache: CompileCache) -> None:
+    """Point JAX at the cache. Entries of any size and compile time are kept."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(cache.working))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+class Background:
+    """One piece of work beside the main thread, waited for up to a deadline."""
+
+    def __init__(self, name: str, work: Callable[[], None]) -> None:
+        self._name = name
+        # A daemon: a cache must never keep a process from leaving its TPU.
+        self._thread = threading.Thread(target=work, name=name, daemon=True)
+        self._thread.start()
+
+    def wait(self, deadline_s: float) -> None:
+        """Wait until it is done, or until `deadline_s` are over; says so then."""
+        self._thread.join(deadline_s)
+        if self._thread.is_alive():
+            print(f"{self._name}: not done after {deadline_s:g} s, going on without", file=sys.stderr, flush=True)
+
+
+def _link(entry: Path, to: Path) -> None:
+    try:
+        os.link(entry, to)
+    except FileExistsError:
+        return
+
+
+def _ignoring_storage(what: str, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as failure:  # whatever a bucket, a proxy or a disk can answer: all cost a compilation at most
+        print(f"could not {what}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""The training step as one compiled program that does several steps a call.
+
+The number of steps of a call is an argument of the program, not a part of it: a call of 10 steps, a
+shorter one before a planned checkpoint, and a single step run the very same machine code. One program is
+compiled at start, and call lengths cannot change bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from tpu.train import optimizer
+from tpu.train.mesh import batch_sharding, check_batch, replicated, state_shardings
+from tpu.train.settings import Training
+
+# {"params": model, "optimizer": its state}: these names are the arrays' names in a checkpoint.
+State = dict[str, Any]
+
+
+class Workload(Protocol):
+    """A model, its data and its loss; all randomness comes in by a key."""
+
+    def draw_model(self) -> Any: ...
+    def load_data(self) -> dict[str, np.ndarray]: ...
+    def batch(self, data: dict[str, jax.Array], key: jax.Array) -> Any: ...
+    def loss(self, model: Any, batch: Any) -> jax.Array: ...
+
+
+class CallResult(NamedTuple):
+    """Of each step of a call; entries beyond the call's count are 0."""
+
+    loss: jax.Array
+    gradient_norm: jax.Array
+
+
+# (state, data, seed, steps done, count) -> (state, results); the state that goes in is used up.
+Program = Callable[..., tuple[State, CallResult]]
+
+
+def initial_state(training: Training, workload: Workload) -> State:
+    """The state before the first step, with NumPy leaves."""
+    model = workload.draw_model()
+    return {"params": model, "optimizer": optimizer.initial_state(training.optimizer, model)}
+
+
+def make_program(training: Training, workload: Workload, mesh: Mesh, state: Any, data: Any) -> Any:
+    """The jitted program (not yet compiled), for a state and data of these shapes on this mesh.
+
+    Raises ValueError if the batch cannot be dealt out to the devices.
+    """
+    check_batch(mesh, training.workload.batch)
+    on_all = replicated(mesh)
+    where = state_shardings(mesh, state, training.shard_parameters)
+    in_parts = batch_sharding(mesh)
+    update = optimizer.direction(training.optimizer)
+
+    def train_step(state: State, data: Any, seed: jax.Array, step: jax.Array) -> tuple[State, CallResult]:
+        key = jax.random.fold_in(jax.random.key(seed), step)
+        batch = jax.lax.with_sharding_constraint(workload.batch(data, key), in_parts)
+        loss, gradients = jax.value_and_grad(workload.loss)(state["params"], batch)
+        gradients = jax.lax.with_sharding_constraint(gradients, where["params"])
+        norm = optax.global_norm(gradients)
+        steps, moments = update.update(gradients, state["optimizer"], state["params"])
+        rate = optimizer.learning_rate(training.optimizer, training.schedule_steps, step)
+        parameters = jax.tree.map(lambda p, s: p - rate * s, state["params"], steps)
+        return {"params": parameters, "optimizer": moments}, CallResult(loss, norm)
+
+    def train_call(state: State, data: Any, seed: jax.Array, first: jax.Array, count: jax.Array):
+        empty = CallResult(*(jnp.zeros(training.steps_per_call) for _ in CallResult._fields))
+
+        def body(i: jax.Array, carry: tuple[State, CallResult]) -> tuple[State, CallResult]:
+            state, results = carry
+            state, result = train_step(state, data, seed, first + i)
+            return state, CallResult(*(all.at[i].set(one) for all, one in zip(results, result, strict=True)))
+
+        return jax.lax.fori_loop(0, count, body, (state, empty))
+
+    return jax.jit(
+        train_call,
+        donate_argnums=0,
+        in_shardings=(where, jax.tree.map(lambda _: on_all, data), on_all, on_all, on_all),
+        out_shardings=(where, on_all),
+    )
+
+
+def call_arguments(seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The scalar arguments of a call: `count` steps after `first` are done."""
+    return np.uint32(seed), np.int32(first), np.int32(count)  # type: ignore[return-value]

@@ -1,0 +1,135 @@
+"""A GPT-2 style causal transformer: a frozen Equinox module whose leaves are arrays and nothing else.
+
+The initial parameters are drawn with NumPy on the host. A restart then needs no compiled initialisation:
+it makes the shapes, restores over them, and compiles one program only, the training step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tpu.train import settings
+
+# NumPy while a model is drawn or restored, JAX while it runs; a leaf is an array either way.
+Array = Any
+
+
+class Linear(eqx.Module):
+    """`x @ weight + bias`, weight of shape (inputs, outputs)."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.weight + self.bias
+
+
+class LayerNorm(eqx.Module):
+    """Normalises the last axis to mean 0 and variance 1, then scales and shifts it."""
+
+    scale: Array
+    bias: Array
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        centred = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        return centred * jax.lax.rsqrt(variance + 1e-5) * self.scale + self.bias
+
+
+class Attention(eqx.Module):
+    """Causal self-attention."""
+
+    qkv: Linear
+    output: Linear
+    heads: int = eqx.field(static=True)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        *_, length, width = x.shape
+        split = self.qkv(x).reshape(*x.shape[:-1], 3, self.heads, width // self.heads)
+        query, key, value = (split[..., i, :, :] for i in range(3))
+        scores = jnp.einsum("...qhc,...khc->...hqk", query, key) / math.sqrt(width // self.heads)
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf), axis=-1)
+        return self.output(jnp.einsum("...hqk,...khc->...qhc", weights, value).reshape(x.shape))
+
+
+class Block(eqx.Module):
+    """Attention and a two-layer perceptron, each normalised before and added to the stream."""
+
+    norm_attention: LayerNorm
+    attention: Attention
+    norm_mlp: LayerNorm
+    up: Linear
+    down: Linear
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x + self.attention(self.norm_attention(x))
+        return x + self.down(jax.nn.gelu(self.up(self.norm_mlp(x))))
+
+
+class Transformer(eqx.Module):
+    """Maps (..., length, inputs) vectors, or (..., length) tokens if `tokens`, to (..., length, outputs)."""
+
+    embed: Linear | Array
+    positions: Array
+    blocks: tuple[Block, ...]
+    norm: LayerNorm
+    readout: Linear
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if isinstance(self.embed, Linear):
+            stream = self.embed(x)
+        else:
+            stream = jnp.take(self.embed, x, axis=0)
+        stream = stream + self.positions[: stream.shape[-2]]
+        for block in self.blocks:
+            stream = block(stream)
+        return self.readout(self.norm(stream))
+
+
+def draw_transformer(
+    shape: settings.Transformer, *, inputs: int, outputs: int, length: int, tokens: bool, seed: int
+) -> Transformer:
+    """A new model with NumPy leaves (float32), a function of its arguments alone.
+
+    `inputs` is the size of the input vectors, or of the vocabulary if `tokens`; `length` the longest sequence.
+    Raises ValueError if the width is no multiple of the heads.
+    """
+    width = shape.width
+    if width % shape.heads:
+        raise ValueError(
+            f"a transformer of width {width} cannot have {shape.heads} heads: choose a width that is a multiple"
+        )
+    random = np.random.Generator(np.random.Philox(key=[seed, 0]))
+
+    def normal(*sizes: int, std: float) -> np.ndarray:
+        return random.standard_normal(sizes, np.float32) * np.float32(std)
+
+    def linear(fan_in: int, fan_out: int, gain: float = 1.0) -> Linear:
+        return Linear(normal(fan_in, fan_out, std=gain / math.sqrt(fan_in)), np.zeros(fan_out, np.float32))
+
+    def norm() -> LayerNorm:
+        return LayerNorm(np.ones(width, np.float32), np.zeros(width, np.float32))
+
+    # Each block adds to the stream twice; scaled so that its variance does not grow with depth (GPT-2).
+    residual = 1 / math.sqrt(2 * shape.layers)
+
+    def block() -> Block:
+        attention = Attention(linear(width, 3 * width), linear(width, width, residual), heads=shape.heads)
+        return Block(
+            norm(), attention, norm(), linear(width, 4 * width), linear(4 * width, width, residual)
+        )
+
+    return Transformer(
+        embed=normal(inputs, width, std=0.5) if tokens else linear(inputs, width),
+        positions=normal(length, width, std=0.1),
+        blocks=tuple(block() for _ in range(shape.layers)),
+        norm=norm(),
+        readout=linear(width, outputs, gain=0.5),
+    )
