@@ -1,0 +1,150 @@
+"""Between the client library's messages and our values. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from google.cloud import tpu_v2alpha1 as api
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import error_details_pb2, status_pb2
+
+from tpu.cloud.errors import classify
+from tpu.cloud.values import (
+    INTENT_LABEL,
+    Endpoint,
+    Failure,
+    Node,
+    NodeHealth,
+    NodeRequest,
+    NodeState,
+    QueuedResource,
+    QueuedResourceRequest,
+    QueuedResourceState,
+)
+
+
+def short(name: str) -> str:
+    """Last part of a resource path."""
+    return name.rsplit("/", 1)[-1]
+
+
+def _zone(name: str) -> str:
+    parts = name.split("/")
+    return parts[3] if len(parts) > 3 else ""
+
+
+def _seconds(timestamp: object) -> float | None:
+    # proto-plus gives a datetime with nanoseconds, or None for a field that is not set.
+    return timestamp.timestamp() if hasattr(timestamp, "timestamp") else None  # type: ignore[union-attr]
+
+
+def node(message: api.Node) -> Node:
+    """The API's node as ours."""
+    return Node(
+        name=short(message.name),
+        zone=_zone(message.name),
+        state=NodeState(int(message.state)),
+        health=NodeHealth(int(message.health)),
+        health_description=message.health_description,
+        accelerator_type=message.accelerator_type,
+        runtime_version=message.runtime_version,
+        endpoints=tuple(
+            Endpoint(internal=endpoint.ip_address, external=endpoint.access_config.external_ip or None)
+            for endpoint in message.network_endpoints
+        ),
+        spot=message.scheduling_config.spot or message.scheduling_config.preemptible,
+        reserved=message.scheduling_config.reserved,
+        queued_resource=short(message.queued_resource) or None,
+        uid=str(message.id) if message.id else "",
+        created=_seconds(message.create_time),
+        labels=dict(message.labels),
+    )
+
+
+def queued_resource(message: api.QueuedResource) -> QueuedResource:
+    """The API's queued resource as ours."""
+    specs = list(message.tpu.node_spec)
+    state = QueuedResourceState(int(message.state.state))
+    # It holds an error only in the state FAILED; the field reads as an empty message otherwise.
+    failure = failure_of(message.state.failed_data.error) if state is QueuedResourceState.FAILED else None
+    return QueuedResource(
+        name=short(message.name),
+        zone=_zone(message.name),
+        state=state,
+        accelerator_type=specs[0].node.accelerator_type if specs else "",
+        node_names=tuple(spec.node_id for spec in specs if spec.node_id),
+        spot="spot" in message or "best_effort" in message,
+        failure=failure,
+        by_user=message.state.state_initiator == api.QueuedResourceState.StateInitiator.USER,
+        created=_seconds(message.create_time),
+        labels=dict(specs[0].node.labels) if specs else {},
+    )
+
+
+def node_message(request: NodeRequest, *, queued: bool) -> api.Node:
+    """The node to ask for. In a queued resource it is the latter that says spot or reserved."""
+    message = api.Node(
+        accelerator_type=request.accelerator_type,
+        runtime_version=request.runtime_version,
+        network_config=api.NetworkConfig(
+            network=request.network or "",
+            subnetwork=request.subnetwork or "",
+            enable_external_ips=request.external_ips,
+        ),
+        metadata=dict(request.metadata),
+        labels={**request.labels, INTENT_LABEL: request.intent},
+    )
+    if request.service_account:
+        message.service_account = api.ServiceAccount(
+            email=request.service_account, scope=["https://www.googleapis.com/auth/cloud-platform"]
+        )
+    if not queued and request.provisioning != "on-demand":
+        message.scheduling_config = api.SchedulingConfig(
+            spot=request.provisioning == "spot", reserved=request.provisioning == "reserved"
+        )
+    return message
+
+
+def queued_resource_message(parent: str, name: str, request: QueuedResourceRequest) -> api.QueuedResource:
+    """The queued resource to ask for, with one node of the same name."""
+    spec = api.QueuedResource.Tpu.NodeSpec(
+        parent=parent, node_id=name, node=node_message(request.node, queued=True)
+    )
+    message = api.QueuedResource(tpu=api.QueuedResource.Tpu(node_spec=[spec]))
+    if request.node.provisioning == "spot":
+        message.spot = api.QueuedResource.Spot()
+    elif request.node.provisioning == "reserved":
+        message.guaranteed = api.QueuedResource.Guaranteed(reserved=True)
+    return message
+
+
+def failure_of(status: status_pb2.Status) -> Failure:
+    """An rpc status as a failure of known kind."""
+    kind = classify(status.code, status.message, detail_texts(status.details))
+    return Failure(kind=kind, code=status.code, message=status.message)
+
+
+def detail_texts(details: Sequence[object]) -> list[str]:
+    """What the details of an error say in words: reasons, quota subjects and descriptions."""
+    return [text for detail in details for text in _texts(detail)]
+
+
+def _texts(detail: object) -> list[str]:
+    if isinstance(detail, AnyMessage):
+        for known in (
+            error_details_pb2.ErrorInfo,
+            error_details_pb2.QuotaFailure,
+            error_details_pb2.BadRequest,
+        ):
+            if detail.type_url.endswith(f"/{known.DESCRIPTOR.full_name}"):
+                unpacked = known()
+                detail.Unpack(unpacked)
+                return _texts(unpacked)
+        return []
+    if isinstance(detail, error_details_pb2.ErrorInfo):
+        return [detail.reason]
+    if isinstance(detail, error_details_pb2.QuotaFailure):
+        return [f"{violation.subject} {violation.description}" for violation in detail.violations]
+    if isinstance(detail, error_details_pb2.BadRequest):
+        return [f"{violation.field} {violation.description}" for violation in detail.field_violations]
+    return []
