@@ -1,0 +1,111 @@
+"""Exclusive creation and compare-and-set of small objects: the only users of google-cloud-storage.
+
+Small objects only: preconditions hold for multipart uploads, which the library chooses below 8 MiB; and
+never a conditional delete. All other bytes go through `files.filesystem`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+from tpu.checkpoint.paths import split_url
+from tpu.checkpoint.retry import retrying
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Blob, Client
+
+LARGEST_BYTES = 4 << 20
+# Seconds a request; tried again by `retrying`, which knows one deadline for all tries.
+_ONCE: dict[str, Any] = {"timeout": 20, "retry": None}
+
+
+class ObjectExists(Exception):
+    """An object that was to be created is there already; the message names it."""
+
+
+class StaleGeneration(Exception):
+    """An object changed since it was read; read it again and decide anew."""
+
+
+def create_exclusive(url: str, data: bytes) -> int:
+    """Create the object at `url` and return its generation; of all who try, one succeeds.
+
+    Raises:
+        ObjectExists: it is there already. After a lost answer this can be our own: compare the content.
+    """
+    from google.api_core.exceptions import PreconditionFailed
+
+    try:
+        return _put(url, data, 0)
+    except PreconditionFailed as error:
+        raise ObjectExists(f"{url} exists already") from error
+
+
+def compare_and_set(url: str, data: bytes, generation: int) -> int:
+    """Replace the object at `url` if it still has `generation`, and return the new generation.
+
+    Raises:
+        StaleGeneration: it has another generation by now. After a lost answer this can be our own change.
+    """
+    from google.api_core.exceptions import PreconditionFailed
+
+    try:
+        return _put(url, data, generation)
+    except PreconditionFailed as error:
+        raise StaleGeneration(f"{url} has another generation than {generation}") from error
+
+
+def read(url: str) -> tuple[bytes, int] | None:
+    """Content and generation of the object at `url`, of one and the same moment; None if there is none."""
+    return retrying(f"reading {url}", lambda: _read(url))
+
+
+def _read(url: str) -> tuple[bytes, int] | None:
+    from google.api_core.exceptions import NotFound
+
+    bucket, name = split_url(url)
+    while True:
+        # Not reload(): that asks for the generation the blob had, which another's write has removed.
+        blob = _client(_server(), os.getpid()).bucket(bucket).get_blob(name, **_ONCE)
+        if blob is None:
+            return None
+        try:
+            # The blob names its generation, so this answers 404 if the object changed in between.
+            return blob.download_as_bytes(**_ONCE), _generation(blob)
+        except NotFound:
+            continue
+
+
+def _put(url: str, data: bytes, generation: int) -> int:
+    if len(data) > LARGEST_BYTES:
+        raise ValueError(f"{url}: preconditions hold up to {LARGEST_BYTES} bytes, these are {len(data)}")
+    bucket, name = split_url(url)
+
+    def put() -> int:
+        blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
+        blob.upload_from_string(
+            data, content_type="application/json", if_generation_match=generation, **_ONCE
+        )
+        return _generation(blob)
+
+    return retrying(f"writing {url}", put)
+
+
+def _generation(blob: Blob) -> int:
+    if blob.generation is None:
+        raise RuntimeError(f"the storage service gave no generation for {blob.name}")
+    return int(blob.generation)
+
+
+def _server() -> str | None:
+    return os.environ.get("STORAGE_EMULATOR_HOST")
+
+
+@functools.cache
+def _client(emulator: str | None, process: int) -> Client:
+    """One client a process and server: opening one anew would fetch a token for every call."""
+    from google.cloud import storage
+
+    return storage.Client()

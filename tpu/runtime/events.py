@@ -1,0 +1,34 @@
+"""What happens in a training process, one JSON line each, in a file that the supervisor follows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+
+class EventLog:
+    """Appends events to a file, each flushed at once; without a path it writes nowhere."""
+
+    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = None if path is None else path.open("a", encoding="utf-8")
+
+    def write(self, event: str, /, **fields: object) -> Mapping[str, object]:
+        """Write `{"t": now, "event": event, …}` and return it. `t` is in seconds since 1970."""
+        record = {"t": round(self._clock(), 4), "event": event, **fields}
+        if self._file is not None:
+            line = json.dumps(record) + "\n"
+            with self._lock:
+                self._file.write(line)
+                self._file.flush()
+        return record
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
