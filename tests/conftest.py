@@ -1,0 +1,27 @@
+"""One emulator for all tests of a session; each test gets it empty and leaves it empty."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tpu.emulator.emulator import Emulator
+
+
+@pytest.fixture(scope="session")
+def emulator_session() -> Iterator[Emulator]:
+    """The emulator of this test session. Tests take `emulator`, which is reset for each of them."""
+    with Emulator() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def emulator(emulator_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """An emulator with nothing in it, the environment leading to it. Nothing of the test survives in it."""
+    emulator_session.reset()
+    for name, value in emulator_session.env.items():
+        monkeypatch.setenv(name, value)
+    yield emulator_session
+    emulator_session.reset()
+    assert emulator_session.processes() == []

@@ -1,0 +1,165 @@
+"""Hosts behind the nodes: addresses, cores and attributes are given out here, processes in HostPool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections import Counter
+from pathlib import Path
+
+from tpu.emulator.addresses import AddressPool
+from tpu.emulator.host_pool import HostPool
+from tpu.emulator.host_spec import HostSpec
+from tpu.emulator.state import NodeRecord
+
+TPU_PORT = 8470  # what the API shows as the port of a network endpoint
+
+
+class Fleet:
+    """Boots and kills the hosts of nodes. `environment` is added to every process on every host."""
+
+    def __init__(
+        self,
+        pool: HostPool,
+        addresses: AddressPool,
+        state_dir: Path,
+        *,
+        ssh_port: int,
+        metadata_port: int,
+        threads: int,
+        environment: dict[str, str],
+    ) -> None:
+        self._pool = pool
+        self._addresses = addresses
+        self._homes = state_dir / "hosts"
+        self._ssh_port = ssh_port
+        self._metadata_port = metadata_port
+        self._threads = threads
+        self._environment = environment
+        self._load: Counter[int] = Counter(dict.fromkeys(sorted(os.sched_getaffinity(0)), 0))
+        if not 1 <= threads <= len(self._load):
+            raise ValueError(f"a host can have 1 to {len(self._load)} threads on this machine, not {threads}")
+
+    def give_addresses(self, node: NodeRecord) -> None:
+        """Give the node's hosts their addresses and write them into its message."""
+        node.addresses = tuple(self._addresses.take() for _ in range(node.kind.hosts))
+        del node.message.network_endpoints[:]
+        external = (
+            not node.message.HasField("network_config") or node.message.network_config.enable_external_ips
+        )
+        for address in node.addresses:
+            endpoint = node.message.network_endpoints.add(ip_address=address, port=TPU_PORT)
+            if external:
+                endpoint.access_config.external_ip = address
+
+    async def boot(self, node: NodeRecord) -> None:
+        """Boot all hosts of a node; returns once each of them takes SSH connections.
+
+        If one cannot boot, those that did are killed again and the first error is raised.
+        """
+        specs = [self._spec(node, index, address) for index, address in enumerate(node.addresses)]
+        for spec in specs:
+            self._load.update(spec.cpus)
+        booted = await asyncio.gather(*(self._pool.boot(spec) for spec in specs), return_exceptions=True)
+        node.hosts = tuple(host for host in booted if not isinstance(host, BaseException))
+        node.host_keys = tuple(host.host_key_public for host in node.hosts)
+        for spec, host in zip(specs, booted, strict=True):
+            if isinstance(host, BaseException):
+                self._load.subtract(spec.cpus)
+        errors = [host for host in booted if isinstance(host, BaseException)]
+        if errors:
+            await self.kill(node)
+            raise errors[0]
+
+    async def kill(self, node: NodeRecord) -> None:
+        """Kill all hosts of a node; returns when none of their processes is left. Their disks go too."""
+        async with node.killing:
+            await asyncio.gather(*(host.kill() for host in node.hosts))
+            for host in node.hosts:
+                self._load.subtract(host.spec.cpus)
+                await asyncio.to_thread(shutil.rmtree, host.spec.home, ignore_errors=True)
+            node.hosts = ()
+            node.has_hardware = False
+
+    def free_addresses(self, node: NodeRecord) -> None:
+        """Take the addresses back; only for a node whose hosts were killed."""
+        for address in node.addresses:
+            self._addresses.free(address)
+        node.addresses = ()
+
+    async def push_attributes(self, node: NodeRecord) -> None:
+        """Let the metadata servers and SSH servers of a node see its changed metadata."""
+        for host in node.hosts:
+            await host.set_attributes(self._attributes(node, host.spec.index))
+
+    def processes(self, nodes: list[NodeRecord]) -> list[int]:
+        found: set[int] = set()
+        for node in nodes:
+            for host in node.hosts:
+                with contextlib.suppress(ProcessLookupError):  # it died while being looked at
+                    found.update(host.processes())
+        return sorted(found)
+
+    def _spec(self, node: NodeRecord, index: int, address: str) -> HostSpec:
+        return HostSpec(
+            node=node.node_id,
+            zone=node.location.zone,
+            project=node.location.project,
+            index=index,
+            address=address,
+            ssh_port=self._ssh_port,
+            metadata_port=self._metadata_port,
+            accelerator_type=node.kind.name,
+            chips=node.kind.chips_per_host,
+            devices_per_chip=node.kind.devices_per_chip,
+            threads=self._threads,
+            cpus=self._least_loaded_cores(index),
+            # The id keeps a node's disk apart from that of an earlier node of the same name.
+            home=self._homes / f"{node.location.zone}.{node.node_id}.{node.message.id}" / str(index),
+            attributes=self._attributes(node, index),
+            environment=dict(self._environment),
+            preemptible=node.provisioning == "spot",
+        )
+
+    def _least_loaded_cores(self, index: int) -> tuple[int, ...]:
+        """Return the cores of host `index`: the idlest ones, the hosts of one node spread over them."""
+        ordered = sorted(self._load, key=lambda core: (self._load[core], core))
+        start = index * self._threads % len(ordered)
+        rotated = ordered[start:] + ordered[:start]
+        return tuple(sorted(rotated[: self._threads]))
+
+    def _attributes(self, node: NodeRecord, index: int) -> dict[str, str]:
+        endpoints = ",".join(f"unknown:unknown:{address}" for address in node.addresses)
+        return {
+            **dict(node.message.metadata),
+            "accelerator-type": node.kind.name,
+            "agent-worker-number": str(index),
+            "instance-id": node.node_id,
+            "worker-network-endpoints": endpoints,
+            "tpu-env": tpu_env(node, index),
+        }
+
+
+def tpu_env(node: NodeRecord, index: int) -> str:
+    """Return the `tpu-env` attribute of one host: lines `KEY: 'value'`."""
+    kind = node.kind
+    chip_bounds = kind.chips_per_host_bounds
+    values = {
+        "ACCELERATOR_TYPE": kind.name,
+        "CHIPS_PER_HOST_BOUNDS": chip_bounds,
+        "CONSUMER_PROJECT_ID": node.location.project,
+        "HOST_BOUNDS": kind.host_bounds,
+        "NODE_ID": node.node_id,
+        "PREEMPTIBLE": str(node.provisioning == "spot").lower(),
+        "RUNTIME_VERSION": node.message.runtime_version,
+        "TOPOLOGY": kind.topology,
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": chip_bounds,
+        "TPU_PROCESS_BOUNDS": kind.host_bounds,
+        "TYPE": kind.generation.upper(),
+        "UID": str(node.message.id),
+        "WORKER_ID": str(index),
+        "ZONE": node.location.zone,
+    }
+    return "".join(f"{key}: '{value}'\n" for key, value in values.items())
