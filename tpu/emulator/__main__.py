@@ -160,7 +160,7 @@ def _down(options: argparse.Namespace) -> None:
         print(f"no emulator runs in {options.state}")
         return
     os.kill(record.pid, signal.SIGTERM)
-    emulators.wait_until_gone([record.pid, record.guardian_pid], options.state)
+    emulators.wait_until_gone(record, options.state)
     print("stopped")
 
 

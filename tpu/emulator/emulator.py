@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from tpu.emulator.client import ControlClient
+from tpu.emulator.processes import marked_processes
 
 RECORD_NAME = "emulator.json"
 _START_SECONDS = 60.0
@@ -103,20 +104,27 @@ def wait_until_ready(process: subprocess.Popen[bytes], state_dir: Path) -> Emula
         time.sleep(_POLL_SECONDS)
 
 
-def wait_until_gone(pids: list[int], state_dir: Path) -> None:
-    """Wait until none of the processes lives.
+def wait_until_gone(record: EmulatorRecord, state_dir: Path) -> None:
+    """Wait until neither an emulator lives, nor its guardian, nor anything that it started.
 
     Raises:
         EmulatorFailed: one still does after 20 s.
     """
     deadline = time.monotonic() + _STOP_SECONDS
-    while left := [pid for pid in pids if process_lives(pid)]:
+    while left := remaining(record):
         if time.monotonic() > deadline:
             raise EmulatorFailed(
                 f"processes {left} of the emulator live on after {_STOP_SECONDS:.0f} s; its log ends:\n"
                 f"{log_tail(state_dir)}"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def remaining(record: EmulatorRecord) -> list[int]:
+    """Return the pids of what lives of an emulator: itself, its guardian, and all that it started."""
+    marked = marked_processes(f"TPU_EMULATOR_ID={record.emulator_id}")
+    own = [pid for pid in (record.pid, record.guardian_pid) if process_lives(pid)]
+    return own + [process.pid for process in marked if process.alive]
 
 
 def log_tail(state_dir: Path, lines: int = 30) -> str:
@@ -181,6 +189,6 @@ class Emulator(ControlClient):
                 self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        wait_until_gone([self.record.guardian_pid], self.state_dir)
+        wait_until_gone(self.record, self.state_dir)
         if self._temporary:
             shutil.rmtree(self.state_dir, ignore_errors=True)

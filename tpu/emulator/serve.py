@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -23,7 +24,7 @@ from tpu.emulator.emulator import RECORD_NAME, EmulatorRecord, read_record
 from tpu.emulator.faults import Faults
 from tpu.emulator.fleet import Fleet
 from tpu.emulator.gcs import GcsServer
-from tpu.emulator.guardian import start_guardian
+from tpu.emulator.guardian import Guardian
 from tpu.emulator.host_pool import HostPool
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.operations import OperationStore
@@ -62,6 +63,8 @@ async def serve(options: ServeOptions) -> None:
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # several a host
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     if options.until_stdin_closes:
@@ -89,11 +92,13 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
     state_dir = options.state_dir
     _prepare(state_dir)
     emulator_id, key = secrets.token_hex(6), secrets.token_urlsafe(24)
-    guardian = start_guardian(emulator_id, state_dir, temporary=options.temporary)
-    stack.callback(guardian.release)
+    guardian = Guardian(emulator_id, state_dir, remove_state=options.temporary)
+    guardian.start()
+    stack.callback(guardian.stop)
 
-    gcs = GcsServer(state_dir / "gcs", state_dir / "gcs.log")
-    storage = await asyncio.to_thread(gcs.start)
+    gcs_root = state_dir / "gcs"
+    gcs = GcsServer(gcs_root, state_dir / "gcs.log", emulator_id=emulator_id, bucket=BUCKET)
+    storage = gcs.start()  # by this thread, since the server dies with the one that starts it
     stack.callback(gcs.stop)
     addresses = AddressPool.claim()
     stack.callback(addresses.close)
@@ -127,7 +132,7 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         await trouble.delete_everything()
         operations.clear()
         world.settings, world.budget = Settings(), None
-        await asyncio.to_thread(gcs.clear)
+        await asyncio.to_thread(empty_folder, gcs_root / BUCKET)
 
     service = TpuService(options.project, world, nodes, queued, operations, clock)
     api = ApiServer(service, operations, faults, key)
@@ -150,6 +155,15 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         **host_environment,
     }
     return EmulatorRecord(emulator_id, os.getpid(), guardian.pid, control_url, env)
+
+
+def empty_folder(folder: Path) -> None:
+    """Remove everything in a folder. The GCS server keeps nothing in memory, so this empties its bucket."""
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def _prepare(state_dir: Path) -> None:
