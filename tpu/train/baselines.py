@@ -21,7 +21,7 @@ def ridge_predictions(x: jax.Array, y: jax.Array, noise_variance: float) -> jax.
     moment = _sum_before(x * y[..., None], axis=-2)
     # σ²I makes every system positive definite, the empty prefix included: its solution is 0.
     system = gram + noise_variance * jnp.eye(dimensions, dtype=x.dtype)
-    weights = jax.scipy.linalg.solve(system, moment[..., None], assume_a="pos")[..., 0]
+    weights = jnp.linalg.solve(system, moment[..., None])[..., 0]
     return jnp.einsum("...kd,...kd->...k", weights, x)
 
 

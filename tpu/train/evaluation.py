@@ -6,6 +6,7 @@ Pure functions of a model and its settings; `tpu.train.evaluate` reads the check
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,19 +32,19 @@ def evaluate_icl(workload: IclWorkload, model: Transformer, sequences: int = SEQ
     of tasks) draws from the tasks that were trained on, `new` draws new Gaussian ones.
     """
     settings, data = workload.settings, workload.load_data()
-    tasks = jnp.asarray(data["tasks"]) if data else None
-    key = jax.random.key(np.uint32(workload.seed))
+    tasks = data.get("tasks")
+    random = np.random.Generator(np.random.Philox(key=[workload.seed, _EVALUATION]))
     result: dict[str, Any] = {"workload": "icl", "sequences": sequences}
     if tasks is not None:
-        draw = jax.random.fold_in(key, np.uint32(_EVALUATION))
-        result["pretraining"] = _icl_errors(settings, model, tasks, tasks, draw, sequences)
-    draw = jax.random.fold_in(key, np.uint32(_EVALUATION + 1))
-    result["new"] = _icl_errors(settings, model, None, tasks, draw, sequences)
+        known = tasks[random.integers(len(tasks), size=sequences)]
+        result["pretraining"] = _mean_figures(settings, model, known, tasks, workload.seed)
+    new = random.standard_normal((sequences, settings.dimensions), np.float32)
+    result["new"] = _mean_figures(settings, model, new, tasks, workload.seed)
     return result
 
 
 def icl_figures(
-    settings: Icl, model: Transformer | None, batch: Regressions, tasks: jax.Array | None
+    settings: Icl, model: Transformer | None, batch: Regressions, tasks: jax.Array | np.ndarray | None
 ) -> dict[str, jax.Array]:
     """Mean square error by D of each predictor on a batch, and between predictors (`delta_…`)."""
     predictions = {
@@ -51,7 +52,7 @@ def icl_figures(
         "ridge": ridge_predictions(batch.x, batch.y, settings.noise_variance),
     }
     if tasks is not None:
-        predictions["dmmse"] = dmmse_predictions(batch.x, batch.y, tasks, settings.noise_variance)
+        predictions["dmmse"] = dmmse_predictions(batch.x, batch.y, jnp.asarray(tasks), settings.noise_variance)
     if model is not None:
         predictions["model"] = predict(model, batch)
 
@@ -69,36 +70,44 @@ def icl_figures(
     return figures
 
 
-def _icl_errors(
-    settings: Icl,
-    model: Transformer | None,
-    drawn_from: jax.Array | None,
-    tasks: jax.Array | None,
-    key: jax.Array,
-    sequences: int,
+def icl_baselines(settings: Icl, tasks: np.ndarray, seed: int, sequences: int) -> dict[str, dict[str, float]]:
+    """The baselines alone, as `evaluate_icl` gives them, on the tasks trained on and on new ones."""
+    random = np.random.Generator(np.random.Philox(key=[seed, _EVALUATION]))
+    known = tasks[random.integers(len(tasks), size=sequences)]
+    new = random.standard_normal((sequences, settings.dimensions), np.float32)
+    return {
+        "pretraining": _mean_figures(settings, None, known, tasks, seed),
+        "new": _mean_figures(settings, None, new, tasks, seed),
+    }
+
+
+def _mean_figures(
+    settings: Icl, model: Transformer | None, drawn: np.ndarray, tasks: np.ndarray | None, seed: int
 ) -> dict[str, float]:
-    each = settings.examples * (0 if tasks is None else tasks.shape[0]) + settings.examples * 64
-    chunk = min(max(_CHUNK_NUMBERS // each, 1), 512, sequences)
-
-    @jax.jit
-    def chunk_figures(model: Any, drawn_from: Any, tasks: Any, key: jax.Array) -> dict[str, jax.Array]:
-        batch = draw_regressions(settings, drawn_from, key, chunk)
-        return icl_figures(settings, model, batch, tasks)
-
+    """Figures of a sequence of each drawn task, in parts that fit into memory, each a power of 2 in size."""
+    each = settings.examples * ((0 if tasks is None else len(tasks)) + 64)
+    fits = max(_CHUNK_NUMBERS // each, 1)
+    chunk = 2 ** int(math.log2(min(fits, 512, len(drawn))))
     parts = [
-        jax.device_get(chunk_figures(model, drawn_from, tasks, jax.random.fold_in(key, np.uint32(i))))
-        for i in range(math.ceil(sequences / chunk))
+        jax.device_get(_chunk_figures(settings, model, drawn[start : start + chunk], tasks, np.uint32(seed), i))
+        for i, start in enumerate(range(0, len(drawn) - chunk + 1, chunk))
     ]
     return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}
 
 
-def icl_baselines(settings: Icl, tasks: np.ndarray, seed: int, sequences: int) -> dict[str, dict[str, float]]:
-    """The baselines alone, as `evaluate_icl` gives them, on the tasks trained on and on new ones."""
-    known, key = jnp.asarray(tasks), jax.random.key(np.uint32(seed))
-    return {
-        "pretraining": _icl_errors(settings, None, known, known, jax.random.fold_in(key, 0), sequences),
-        "new": _icl_errors(settings, None, None, known, jax.random.fold_in(key, 1), sequences),
-    }
+@partial(jax.jit, static_argnums=0)
+def _chunk_figures(
+    settings: Icl,
+    model: Transformer | None,
+    drawn: jax.Array,
+    tasks: jax.Array | None,
+    seed: jax.Array,
+    part: int | jax.Array,
+) -> dict[str, jax.Array]:
+    key = jax.random.fold_in(jax.random.key(seed), jnp.uint32(_EVALUATION) + jnp.uint32(part))
+    # A TPU would round the factors of matrix products to bfloat16, and the baselines with them.
+    with jax.default_matmul_precision("highest"):
+        return icl_figures(settings, model, draw_regressions(settings, drawn, key), tasks)
 
 
 def evaluate_bytelm(

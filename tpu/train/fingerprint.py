@@ -1,62 +1,37 @@
-"""What besides configuration and seed the bits of a training depend on, as recorded in every checkpoint."""
+"""What the bits of a built-in training depend on besides what the segment contract records for every program."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 
-LIBRARIES = ("jax", "jaxlib", "optax", "equinox", "numpy")
+from tpu.runtime.fingerprint import fingerprint
 
-
-def libraries() -> dict[str, str]:
-    """Versions of Python and the libraries that compute."""
-    return {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+_COMPILERS = ("jax", "jaxlib")
 
 
-def cpu_digest() -> str:
-    """Digest of the instruction set that a compiler for this CPU may use; differs where code might."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux: the best that is known there
-        return f"{platform.machine()}-{platform.processor()}"
-    flags = sorted({flag for line in lines if line.startswith(("flags", "Features")) for flag in line.split()[2:]})
-    return f"{platform.machine()}-{hashlib.sha256(' '.join(flags).encode()).hexdigest()[:16]}"
+def compile_facts(num_processes: int) -> Mapping[str, str]:
+    """What a compiled program depends on, as far as it is known before JAX is imported."""
+    versions = {name: version(name) for name in _COMPILERS}
+    return fingerprint(num_processes, {}, {"python": platform.python_version(), **versions})
 
 
-def host_fingerprint() -> dict[str, str | int]:
-    """The part that is known before JAX is imported."""
-    return {
-        "threads": len(os.sched_getaffinity(0)),
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "libtpu_init_args": os.environ.get("LIBTPU_INIT_ARGS", ""),
-        "cpu": cpu_digest(),
-        **libraries(),
-    }
-
-
-def training_fingerprint() -> dict[str, str | int]:
-    """All of it: host, processes, devices and their order, and options of JAX that change numbers.
-
-    Two trainings with equal fingerprints, configurations and seeds have equal bits. Starts JAX's backend.
-    """
+def training_facts() -> Mapping[str, str]:
+    """Python, devices and their order, and the options of JAX that change numbers. Starts JAX's backend."""
     import jax
 
     from tpu.train.mesh import slice_mesh
 
     mesh = slice_mesh()
-    order = [device.id for device in mesh.devices.flat]
+    axes = ",".join(f"{name}={size}" for name, size in mesh.shape.items())
+    options = {
+        name: str(getattr(jax.config, f"jax_{name}"))
+        for name in ("enable_x64", "default_matmul_precision", "default_prng_impl", "threefry_partitionable")
+    }
     return {
-        **host_fingerprint(),
-        "device_kind": mesh.devices.flat[0].device_kind,
-        "processes": jax.process_count(),
-        "devices": f"{jax.process_count()} x {jax.local_device_count()}",
-        "mesh": ", ".join(f"{name}={size}" for name, size in mesh.shape.items()),
-        "device_order": ",".join(map(str, order)) if order != sorted(order) else "by id",
-        "x64": str(jax.config.jax_enable_x64),  # type: ignore[attr-defined]
-        "matmul_precision": str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
-        "random": f"{jax.config.jax_default_prng_impl}, "  # type: ignore[attr-defined]
-        f"partitionable={jax.config.jax_threefry_partitionable}",  # type: ignore[attr-defined]
+        "python": platform.python_version(),
+        "processes x devices": f"{jax.process_count()} x {jax.local_device_count()}",
+        "training mesh": f"{axes} of devices {','.join(str(device.id) for device in mesh.devices.flat)}",
+        "jax options": ", ".join(f"{name}={value}" for name, value in options.items()),
     }

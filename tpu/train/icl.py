@@ -52,7 +52,9 @@ class IclWorkload:
 
     def batch(self, data: dict[str, jax.Array], key: jax.Array) -> Regressions:
         """The batch of one step, a function of the key."""
-        return draw_regressions(self.settings, data.get("tasks"), key, self.settings.batch)
+        task_key, key = jax.random.split(key)
+        w = draw_tasks(data.get("tasks"), task_key, self.settings.batch, self.settings.dimensions)
+        return draw_regressions(self.settings, w, key)
 
     def loss(self, model: Transformer, batch: Regressions) -> jax.Array:
         """Mean square error against the noisy labels, over all examples of all sequences."""
@@ -65,17 +67,20 @@ def pretraining_tasks(count: int, dimensions: int, seed: int) -> np.ndarray:
     return random.standard_normal((count, dimensions), np.float32)
 
 
-def draw_regressions(settings: Icl, tasks: jax.Array | None, key: jax.Array, batch: int) -> Regressions:
-    """`batch` sequences, whose tasks are drawn evenly from `tasks`, or new from N(0, I) if None."""
-    task_key, x_key, noise_key = jax.random.split(key, 3)
+def draw_tasks(tasks: jax.Array | None, key: jax.Array, count: int, dimensions: int) -> jax.Array:
+    """`count` tasks (count, D), drawn evenly from `tasks`, or new from N(0, I) if None."""
     if tasks is None:
-        w = jax.random.normal(task_key, (batch, settings.dimensions))
-    else:
-        w = jnp.take(tasks, jax.random.randint(task_key, (batch,), 0, tasks.shape[0]), axis=0)
-    x = jax.random.normal(x_key, (batch, settings.examples, settings.dimensions))
+        return jax.random.normal(key, (count, dimensions))
+    return jnp.take(tasks, jax.random.randint(key, (count,), 0, tasks.shape[0]), axis=0)
+
+
+def draw_regressions(settings: Icl, w: jax.Array, key: jax.Array) -> Regressions:
+    """A sequence of each task of `w` (B, D)."""
+    x_key, noise_key = jax.random.split(key)
+    x = jax.random.normal(x_key, (w.shape[0], settings.examples, settings.dimensions))
     # Products and a sum, not a matrix product: a TPU rounds those to bfloat16, and labels are exact.
     clean = (x * w[:, None, :]).sum(-1)
-    noise = jax.random.normal(noise_key, (batch, settings.examples))
+    noise = jax.random.normal(noise_key, clean.shape)
     return Regressions(x, clean + settings.noise_variance**0.5 * noise, clean)
 
 

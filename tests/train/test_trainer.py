@@ -1,0 +1,126 @@
+"""The trainer through the segment contract: the same bits, however its attempts end."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.checkpoint.gcs import LocalGcs
+from tests.train.attempts import ByHand
+from tests.train.programs import TINY_ICL
+from tpu.checkpoint.digest import run_digest
+from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint import files
+from tpu.runtime.metrics import read_metrics
+from tpu.train import evaluate
+from tpu.train.text import text_sha256
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory):
+    server = LocalGcs(tmp_path_factory.mktemp("gcs")).start()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+    server.stop()
+
+
+@pytest.fixture
+def by_hand(gcs, tmp_path):
+    """Makes runs; their processes are gone after the test."""
+    runs = []
+
+    def make(name, config, last_step, stops, **options):
+        runs.append(ByHand(gcs, name, tmp_path / name, config, last_step, stops, **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        for attempt in run.started:
+            attempt.kill()
+
+
+def outcome(run):
+    """Parameters' hash and all logged numbers."""
+    metrics = read_metrics(run.run_dir, load_fence(run.run_dir))
+    return run_digest(run.run_dir, run.last_step), [
+        {name: value for name, value in record.items() if name != "t"} for record in metrics
+    ]
+
+
+def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
+    steps = 20_000
+    config = TINY_ICL | {"log_every": 100, "steps_per_call": 50}
+    straight = by_hand("straight", config, steps, [steps])
+    assert straight.start().exit_codes(180) == [0], straight.started[0].output()
+
+    broken = by_hand("broken", config, steps, [777, 2000, 8000, steps])
+    noticed = broken.start()
+    noticed.wait_for(lambda e: e["event"] == "step" and e["step"] >= 500)
+    noticed.notice()
+    assert noticed.exit_codes() == [75], noticed.output()
+    killed = broken.start()
+    killed.wait_for(lambda e: e["event"] == "commit" and e["step"] >= 2000)
+    killed.kill()
+    last = broken.start()
+    assert last.exit_codes(180) == [0], last.output()
+
+    restored = [e for a in broken.started for e in a.events() if e["event"] == "restored"]
+    assert restored[0]["step"] == 0
+    assert restored[1]["step"] >= 500
+    assert restored[2]["step"] >= 2000
+    assert outcome(broken) == outcome(straight)
+
+
+def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("".join(f"{n} plus {n} is {n + n}. " for n in range(2000)))
+    model = {"layers": 1, "width": 8, "heads": 2}
+    config = {
+        "workload": {"kind": "bytelm", "text": [str(text)], "context": 8, "batch": 8, "model": model},
+        "data_sha256": text_sha256([str(text)]),
+        "steps_per_call": 5, "log_every": 5,
+    }  # fmt: skip
+    steps = 400
+    straight = by_hand("pair-straight", config, steps, [steps], processes=2, devices=2)
+    assert straight.start().exit_codes(180) == [0, 0], straight.started[0].output()
+
+    broken = by_hand("pair-broken", config, steps, [10, 303, steps], processes=2, devices=2)
+    noticed = broken.start()
+    noticed.wait_for(lambda e: e["event"] == "step")
+    noticed.processes[1].terminate()  # one host hears of it first, or alone
+    assert noticed.exit_codes() == [75, 75], noticed.output()
+    assert [e["step"] for e in noticed.events(0) if e["event"] == "notice"] == [
+        e["step"] for e in noticed.events(1) if e["event"] == "notice"
+    ]
+    last = broken.start()
+    assert last.exit_codes(180) == [0, 0], last.output()
+    assert outcome(broken) == outcome(straight)
+
+
+def test_changed_text_stops_the_trainer_with_a_sentence(by_hand, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("to be or not to be " * 50)
+    config = {
+        "workload": {"kind": "bytelm", "text": [str(text)], "context": 8, "batch": 8},
+        "data_sha256": text_sha256([str(text)]),
+    }
+    text.write_text("to be or not to bee" * 50)
+    attempt = by_hand("changed", config, 10, [10]).start()
+    assert attempt.exit_codes() == [1]
+    assert "has changed: this run started on sha256" in attempt.output()
+
+
+def test_a_checkpoint_is_evaluated_from_the_bucket(by_hand, capsys, tmp_path):
+    run = by_hand("evaluated", TINY_ICL, 5, [5])
+    assert run.start().exit_codes() == [0]
+    record = {"config": {"name": "evaluated", "training": TINY_ICL}, "data_sha256": None}
+    files.write(f"{run.run_dir}/run.json", json.dumps(record).encode())
+    evaluate.main([run.run_dir, "5", "--out", str(tmp_path / "out.json")])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found == json.loads((tmp_path / "out.json").read_text())
+    assert found["step"] == 5
+    assert found["parameters_sha256"] == run_digest(run.run_dir, 5)
+    assert {"delta_dmmse", "delta_ridge", "zero_error"} <= found["new"].keys()

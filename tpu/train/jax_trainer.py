@@ -1,0 +1,131 @@
+"""The built-in JAX trainer: `python -m tpu.train.jax_trainer`, one process a host, started by a run.
+
+Everything it is told comes by the segment contract. The order below is that of a fast start after a
+preemption: the newest checkpoint and the compiled programs are fetched beside the imports.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tpu.runtime import segment
+from tpu.train.compile_cache import FETCH_DEADLINE_S, PUBLISH_DEADLINE_S, Background, CompileCache, open_cache
+from tpu.train.compile_cache import cache_key as make_cache_key
+from tpu.train.fingerprint import compile_facts, training_facts
+
+if TYPE_CHECKING:
+    from tpu.train.settings import Training
+    from tpu.train.step import CallResult
+
+
+def main() -> None:
+    """Train from where the run is to its last step, or until a preemption notice.
+
+    Raises ValidationError for wrong settings, DataChangedError, DivergedError, and what the contract raises.
+    """
+    plan = segment.Plan.from_environment()
+    noticed = _agreed_notice() if plan.num_processes > 1 else None
+    with segment.start(noticed=noticed, environment=training_facts, plan=plan) as seg:
+        cache = _cache_of(seg)
+        fetching = Background("fetching compiled programs", cache.fetch)
+        _meet(seg)
+        _train(seg, cache, fetching)
+
+
+def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> None:
+    # Here and not above: these import JAX, and the contract begins to fetch before that.
+    from tpu.train.compile_cache import use_cache
+    from tpu.train.mesh import place, replicated, slice_mesh, state_shardings
+    from tpu.train.step import call_arguments, initial_state, make_program
+    from tpu.train.workloads import Configuration, make_workload
+
+    configuration = Configuration.from_values(seg.config)
+    training = configuration.training
+    workload = make_workload(configuration)
+    data, state, mesh = workload.load_data(), initial_state(training, workload), slice_mesh()
+    with seg.phase("compile"):
+        fetching.wait(FETCH_DEADLINE_S)
+        use_cache(cache)
+        program = make_program(training, workload, mesh, state, data)
+        program = program.lower(state, data, *call_arguments(0, 0, 1)).compile()
+    publishing = Background("keeping compiled programs", cache.publish)
+
+    shardings = state_shardings(mesh, state, training.shard_parameters)
+    state, data = place(seg.restore(state), shardings), place(data, replicated(mesh))
+    before: Any = None
+    for step, count in seg.calls(training.steps_per_call):
+        state, result = program(state, data, *call_arguments(training.seed, step, count))
+        _log(seg, training, step, count, result)
+        if before is not None:
+            # At most one call ahead of the devices: a notice is then seen within a call's time.
+            before.loss.block_until_ready()
+        before = result
+        seg.checkpoint(step + count, state)
+    publishing.wait(PUBLISH_DEADLINE_S)
+
+
+def _log(seg: segment.Segment, training: Training, step: int, count: int, result: CallResult) -> None:
+    """Log the log steps of a call; waits for the devices only if it has one.
+
+    The loss of step s is that of the batch of update s, before it. Which steps are logged does not depend on
+    where calls, segments or attempts begin.
+    """
+    due = [s for s in range(step + 1, step + count + 1) if s % training.log_every == 0 or s == seg.last_step]
+    if not due:
+        return
+    import numpy as np
+
+    losses, norms = np.asarray(result.loss), np.asarray(result.gradient_norm)
+    for s in due:
+        seg.log(s, loss=losses[s - step - 1], gradient_norm=norms[s - step - 1])
+
+
+def _cache_of(seg: segment.Segment) -> CompileCache:
+    """The compile cache for programs of these settings, chips and libraries; seeds and text make no difference."""
+    values = {name: value for name, value in seg.config.items() if name not in ("seed", "data_sha256")}
+    key = make_cache_key([values, dict(compile_facts(seg.num_processes))])
+    bucket, _, run = seg.run_dir.partition("/runs/")
+    owner = f"{run.replace('/', '-')}-{seg.process_id}"
+    return open_cache(seg.compile_cache_dir, key, owner, bucket)
+
+
+def _meet(seg: segment.Segment) -> None:
+    """Join the processes of the attempt into one JAX program."""
+    if seg.num_processes == 1:
+        return
+    import jax
+
+    host = seg.coordinator.rsplit(":", 1)
+    jax.distributed.initialize(
+        coordinator_address=seg.coordinator,
+        num_processes=seg.num_processes,
+        process_id=seg.process_id,
+        # JAX would listen on every interface of the host.
+        coordinator_bind_address=seg.coordinator if seg.process_id == 0 else None,
+        initialization_timeout=120,
+        shutdown_timeout_seconds=60,
+    )
+    print(f"{seg.num_processes} processes met at {host[0]}", file=sys.stderr, flush=True)
+
+
+def _agreed_notice() -> Callable[[int], bool]:
+    """Asks JAX whether all processes stop here: at the same border, soon after one of them got SIGTERM.
+
+    JAX counts the questions, not the steps: it wants numbers that rise by one.
+    """
+    asked = 0
+
+    def noticed(step: int) -> bool:
+        nonlocal asked
+        from jax.experimental import multihost_utils
+
+        asked += 1
+        return multihost_utils.reached_preemption_sync_point(asked)
+
+    return noticed
+
+
+if __name__ == "__main__":
+    main()
