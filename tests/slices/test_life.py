@@ -17,7 +17,8 @@ from tpu.cloud import (
     QueuedResource,
     QueuedResourceState,
 )
-from tpu.slices.life import Condition, Effect, LifeState, Look, Signal, signal_of, step, view, was_ready
+from tpu.slices.condition import Condition, Look, view
+from tpu.slices.life import Effect, LifeState, Signal, signal_of, step, was_ready
 
 
 def a_node(state: NodeState, health: NodeHealth = NodeHealth.HEALTHY, spot: bool = True) -> Node:
@@ -67,7 +68,7 @@ def test_P1_a_spot_node_that_is_gone_is_lost_too() -> None:
     node_gone = view(Look(ACTIVE, None, spot=True, was_ready=True))
     assert (node_gone.condition, node_gone.preempted) == (Condition.LOST, True)
     all_gone = view(Look(None, None, spot=True, was_ready=True))
-    assert (all_gone.condition, all_gone.preempted, all_gone.over) == (Condition.GONE, True, True)
+    assert (all_gone.condition, all_gone.preempted, all_gone.gone) == (Condition.LOST, True, True)
 
 
 # What an on-demand node's states mean, before and after it has been ready.
@@ -203,7 +204,7 @@ def test_every_look_has_a_meaning_and_a_sentence(look: Look) -> None:
     if seen.usable:
         assert look.node is not None
         assert look.node.state is NodeState.READY
-    assert (seen.condition is Condition.GONE) == (look.queued_resource is None and look.node is None)
+    assert seen.gone == (look.queued_resource is None and look.node is None)
 
 
 def test_every_state_answers_every_signal() -> None:

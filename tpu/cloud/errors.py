@@ -88,6 +88,11 @@ class CloudError(Exception):
         return self.kind in _PERMANENT
 
     @property
+    def retryable(self) -> bool:
+        """True if asking again, here or elsewhere, makes sense without anybody changing anything."""
+        return not self.permanent
+
+    @property
     def quota(self) -> str | None:
         """Name of the quota that the message is about."""
         return quota_name(self.message)

@@ -1,0 +1,1 @@
+"""Slices from request to confirmed deletion: names, life, verdicts, budgets, provisioning."""

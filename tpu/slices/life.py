@@ -1,162 +1,15 @@
-"""The life of a slice: what the cloud's answers mean, and what follows from them. Pure.
+"""The life of a slice, as a table: (state, signal) to (state, what has to be done). Pure.
 
-Two tables. `view` reads one look at the cloud (queued resource and node) as a condition of the slice;
-`step` takes a slice's state and a signal to the next state and what has to be done. UNKNOWN means that we
-could not find out: it is neither dead nor alive, and nothing but another look follows from it.
+The signals of a look at the cloud come from `tpu.slices.condition`. Not knowing is a state of its own, from
+which nothing but another look follows; every path ends in a deletion that the cloud has confirmed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
-from tpu.cloud import Node, NodeHealth, NodeState, QueuedResource, QueuedResourceState
-
-
-class Condition(Enum):
-    """What a look at the cloud says about a slice."""
-
-    COMING = "coming"
-    READY_HEALTHY = "ready"
-    RECOVERING = "recovering"
-    LOST = "lost"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class LifeView:
-    """A condition and the sentence that says why.
-
-    `preempted` is True when the cloud took the slice away from us, as it may do with a spot slice; it is
-    meaningful for LOST and GONE only.
-    """
-
-    condition: Condition
-    reason: str
-    preempted: bool = False
-
-    @property
-    def usable(self) -> bool:
-        return self.condition is Condition.READY_HEALTHY
-
-    @property
-    def over(self) -> bool:
-        """True if the slice will never be usable again. UNKNOWN is not over."""
-        return self.condition in (Condition.LOST, Condition.GONE)
-
-
-@dataclass(frozen=True)
-class Look:
-    """One look at the cloud. None means that the cloud says NOT_FOUND, never that we could not ask.
-
-    `was_ready` is True once the slice has been seen ready: a spot node that shows any other state after
-    that is lost, while before it is on its way.
-    """
-
-    queued_resource: QueuedResource | None
-    node: Node | None
-    spot: bool
-    was_ready: bool
-
-
-_QUEUE_WAITS = {
-    QueuedResourceState.CREATING: "the cloud is taking the request in",
-    QueuedResourceState.ACCEPTED: "waiting for capacity",
-    QueuedResourceState.WAITING_FOR_RESOURCES: "waiting for capacity",
-    QueuedResourceState.PROVISIONING: "capacity found, the node is being made",
-}
-
-# States that a node goes through on its way up. A spot node that was ready does not go through them again.
-_NODE_COMES = frozenset({NodeState.CREATING, NodeState.STARTING})
-
-# An on-demand or reserved node comes back by itself out of these.
-_NODE_RECOVERS = frozenset(
-    {
-        NodeState.CREATING,
-        NodeState.STARTING,
-        NodeState.RESTARTING,
-        NodeState.REIMAGING,
-        NodeState.REPAIRING,
-        NodeState.HIDING,
-        NodeState.HIDDEN,
-        NodeState.UNHIDING,
-    }
-)
-
-_ILL = frozenset({NodeHealth.TIMEOUT, NodeHealth.UNHEALTHY_TENSORFLOW, NodeHealth.UNHEALTHY_MAINTENANCE})
-
-
-def view(look: Look) -> LifeView:
-    """What a look means. The queued resource's end outranks the node: a node can be READY a little longer."""
-    queued, node = look.queued_resource, look.node
-    if queued is None and node is None:
-        return LifeView(Condition.GONE, "the cloud no longer knows the slice", preempted=look.spot)
-    if queued is not None and (ended := _queue_ended(queued, look.spot)):
-        return ended
-    if node is not None:
-        seen = _view_node(node, look)
-        if seen.usable and queued is not None and not look.was_ready:
-            return _confirm_active(queued, seen)
-        return seen
-    assert queued is not None
-    if look.was_ready:
-        return LifeView(Condition.LOST, "the node is gone", preempted=look.spot)
-    if queued.state in _QUEUE_WAITS:
-        return LifeView(Condition.COMING, _QUEUE_WAITS[queued.state])
-    if queued.state is QueuedResourceState.ACTIVE:
-        return LifeView(Condition.COMING, "the queue is done, the node does not show yet")
-    return LifeView(Condition.UNKNOWN, f"the queued resource is {queued.state.name}")
-
-
-def _queue_ended(queued: QueuedResource, spot: bool) -> LifeView | None:
-    if queued.state is QueuedResourceState.FAILED:
-        why = queued.failure.message if queued.failure else "the cloud gives no reason"
-        return LifeView(Condition.LOST, f"the queued resource FAILED: {why}")
-    if queued.state in (QueuedResourceState.SUSPENDING, QueuedResourceState.SUSPENDED):
-        return LifeView(
-            Condition.LOST, f"the queued resource is {queued.state.name}", preempted=not queued.by_user
-        )
-    if queued.state is QueuedResourceState.DELETING:
-        return LifeView(
-            Condition.LOST, "the queued resource is DELETING", preempted=spot and not queued.by_user
-        )
-    return None
-
-
-def _view_node(node: Node, look: Look) -> LifeView:
-    state = f"the node is {node.state.name}"
-    if node.state is NodeState.READY:
-        return _view_ready_node(node, look.spot)
-    if node.state is NodeState.PREEMPTED:
-        return LifeView(Condition.LOST, state, preempted=True)
-    if not look.was_ready and node.state in _NODE_COMES:
-        return LifeView(Condition.COMING, state)
-    if node.state is NodeState.UNKNOWN and not (look.spot and look.was_ready):
-        return LifeView(Condition.UNKNOWN, state)
-    if not look.spot and node.state in _NODE_RECOVERS:
-        return LifeView(Condition.RECOVERING, state)
-    # Preemptions have been reported under other names than PREEMPTED, so a spot node that is not READY is
-    # lost whatever it is called: waiting for it has no end, and it is deleted before another is made.
-    return LifeView(Condition.LOST, state, preempted=look.spot)
-
-
-def _view_ready_node(node: Node, spot: bool) -> LifeView:
-    if node.health in _ILL:
-        told = f" ({node.health_description})" if node.health_description else ""
-        reason = f"the node is READY but {node.health.name}{told}"
-        return LifeView(Condition.LOST if spot else Condition.RECOVERING, reason)
-    if node.health is NodeHealth.UNKNOWN:
-        return LifeView(Condition.UNKNOWN, "the node is READY with a health that we do not know")
-    # A health that is not reported says nothing against the node; its hosts are asked by SSH anyway.
-    return LifeView(Condition.READY_HEALTHY, "the node is READY")
-
-
-def _confirm_active(queued: QueuedResource, seen: LifeView) -> LifeView:
-    if queued.state is QueuedResourceState.ACTIVE:
-        return seen
-    return LifeView(Condition.COMING, f"the node is READY, the queued resource still {queued.state.name}")
+from tpu.slices.condition import Condition, LifeView
 
 
 class LifeState(Enum):
@@ -200,7 +53,6 @@ _SIGNALS = {
     Condition.READY_HEALTHY: Signal.SEEN_READY,
     Condition.RECOVERING: Signal.SEEN_RECOVERING,
     Condition.LOST: Signal.SEEN_LOST,
-    Condition.GONE: Signal.SEEN_GONE,
     Condition.UNKNOWN: Signal.UNSEEN,
 }
 
@@ -309,7 +161,7 @@ _TABLE: Mapping[LifeState, Mapping[Signal, Next]] = {
 
 def signal_of(seen: LifeView) -> Signal:
     """The signal that a look at the cloud gives."""
-    return _SIGNALS[seen.condition]
+    return Signal.SEEN_GONE if seen.gone else _SIGNALS[seen.condition]
 
 
 def step(state: LifeState, signal: Signal) -> Next:
@@ -318,5 +170,5 @@ def step(state: LifeState, signal: Signal) -> Next:
 
 
 def was_ready(state: LifeState) -> bool:
-    """True if the slice has been seen ready before: see Look."""
+    """True if the slice has been seen ready before: see tpu.slices.condition.Look."""
     return state in (LifeState.READY, LifeState.RECOVERING, LifeState.UNSURE_READY)
