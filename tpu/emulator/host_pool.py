@@ -1,0 +1,292 @@
+"""Boots emulated TPU VMs and does to them what a cloud does: kill, hang, cut off, leave chips busy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tpu.emulator import chips
+from tpu.emulator.host_spec import HostSpec, Machine
+from tpu.emulator.metadata import MetadataServer
+from tpu.emulator.processes import Process, StillAlive, kill_step, marked_processes, signal_all
+
+__all__ = ["BootError", "EmulatedHost", "HostPool", "HostSpec"]
+
+BOOT_DEADLINE_S = 30.0  # tens of milliseconds when idle; machines that run tests are not
+KILL_DEADLINE_S = 10.0
+STOP_DEADLINE_S = 5.0
+CHIPS_DEADLINE_S = 10.0
+_POLL_S = 0.002
+
+
+class BootError(RuntimeError):
+    """A host did not come up; the message says which and why."""
+
+
+class HostPool:
+    """All hosts of one emulator, forked from one process that has asyncssh loaded.
+
+    To be used from one event loop. `state_dir` gets a folder for each host (keys, chip locks, output of the
+    startup-script), which goes when the host is killed.
+    """
+
+    def __init__(self, emulator_id: str, state_dir: Path) -> None:
+        self._emulator_id = emulator_id
+        self._machines = Path(state_dir) / "machines"
+        self._forkserver: subprocess.Popen[bytes] | None = None
+        self._requests: socket.socket | None = None
+        self._starting = asyncio.Lock()
+        self._hosts: dict[str, EmulatedHost] = {}
+
+    async def start(self) -> None:
+        """Start the forkserver, so that the first boot is as fast as the others."""
+        self._machines.mkdir(parents=True, exist_ok=True)
+        await self._connect()
+
+    async def stop(self) -> None:
+        """Kill all hosts and the forkserver; returns when none of their processes is left."""
+        await asyncio.gather(*(host.kill() for host in list(self._hosts.values())))
+        await self._end_forkserver()
+        shutil.rmtree(self._machines, ignore_errors=True)
+
+    async def boot(self, spec: HostSpec) -> EmulatedHost:
+        """Boot a host; returns once its SSH server and its metadata server listen.
+
+        Raises:
+            BootError: it did not come up; nothing of it is left.
+        """
+        boot_id = uuid.uuid4().hex
+        machine = Machine(spec, self._machines / boot_id, boot_id, self._emulator_id)
+        _make_folders(machine)
+        host = EmulatedHost(machine, MetadataServer(spec), forget=lambda: self._hosts.pop(boot_id, None))
+        self._hosts[boot_id] = host
+        try:
+            await host.metadata.start()
+            await host.attach(await self._fork())
+        except BaseException as error:
+            await host.kill()
+            if isinstance(error, OSError | asyncio.TimeoutError):
+                raise BootError(f"host {spec.name} at {spec.address} did not boot: {error!r}") from error
+            raise
+        return host
+
+    async def _fork(self) -> socket.socket:
+        """Have a process forked; return our end of its control socket."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for last_try in (False, True):
+                requests = await self._connect()
+                try:
+                    socket.send_fds(requests, [b"h"], [theirs.fileno()])
+                    return ours
+                except OSError:  # the forkserver was killed: its hosts live on, a new one serves the next
+                    await self._end_forkserver()
+                    if last_try:
+                        ours.close()
+                        raise
+        raise AssertionError("unreachable")
+
+    async def _connect(self) -> socket.socket:
+        async with self._starting:
+            if (
+                self._requests is not None
+                and self._forkserver is not None
+                and self._forkserver.poll() is None
+            ):
+                return self._requests
+            await self._end_forkserver()
+            ours, theirs = socket.socketpair()
+            with theirs:
+                # The kernel ends the forkserver with the thread that starts it: this loop's own.
+                self._forkserver = subprocess.Popen(
+                    [sys.executable, "-m", "tpu.emulator.forkserver", str(theirs.fileno()), str(os.getpid())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=_forkserver_environment(self._emulator_id),
+                    start_new_session=True,
+                )
+            ours.setblocking(False)
+            ready = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(ours, 1), BOOT_DEADLINE_S)
+            if not ready:
+                code = await asyncio.to_thread(self._forkserver.wait)
+                raise BootError(f"the process that forks hosts ended with code {code}: see its output above")
+            ours.setblocking(True)
+            self._requests = ours
+            return ours
+
+    async def _end_forkserver(self) -> None:
+        process, self._forkserver = self._forkserver, None
+        if self._requests is not None:
+            self._requests.close()
+            self._requests = None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+class EmulatedHost:
+    """One booted host. After `kill` it is gone; every other method is then without effect."""
+
+    def __init__(self, machine: Machine, metadata: MetadataServer, forget: Callable[[], object]) -> None:
+        self.spec = machine.spec
+        self.host_key_public = ""  # "ssh-ed25519 AAAA…", known once it is booted
+        self.metadata = metadata
+        self.folder = machine.folder
+        self._machine = machine
+        self._forget = forget
+        self._init = 0
+        self._sshd = 0
+        self._control: asyncio.StreamWriter | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._killed = False
+
+    async def attach(self, control: socket.socket) -> None:
+        """Send the machine to the process at the other end and wait until its SSH server listens.
+
+        Raises:
+            BootError: it says why it could not, or ends.
+            asyncio.TimeoutError: nothing within BOOT_DEADLINE_S.
+        """
+        reader, self._control = await asyncio.open_connection(sock=control)
+        self._control.write(self._machine.to_json() + b"\n")
+        self._listener = asyncio.create_task(self._listen(reader))
+        self.host_key_public = await asyncio.wait_for(asyncio.shield(self._listening), BOOT_DEADLINE_S)
+
+    async def set_attributes(self, attributes: dict[str, str]) -> None:
+        """Put these instance attributes in place of all there were; a changed `ssh-keys` counts at once."""
+        self.metadata.set_attributes(attributes)
+        _write_keys(self._machine, attributes)
+
+    async def set_preempted(self, preempted: bool = True) -> None:
+        """Turn `instance/preempted`: the notice of a preemption. Kills nothing."""
+        self.metadata.set_preempted(preempted)
+
+    async def kill(self) -> None:
+        """SIGKILL every process of this host and close its ports; returns when all are confirmed dead.
+
+        Raises:
+            StillAlive: some outlived KILL_DEADLINE_S.
+        """
+        self._killed = True
+        for pid in (self._init, self._sshd):
+            if pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if self._control is not None:
+            self._control.close()
+        await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
+        if self._listener is not None:
+            self._listener.cancel()
+        if not self._listening.done():
+            self._listening.cancel()
+        await self.metadata.stop()
+        self._init = self._sshd = 0
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        self._forget()
+
+    async def hang(self) -> None:
+        """SIGSTOP every process of this host; connections stay open and nothing answers."""
+        await self._until_none(self._stop_step, STOP_DEADLINE_S, looks=2)
+
+    async def resume(self) -> None:
+        """Let a hung host go on."""
+        signal_all(self._find(), signal.SIGCONT)
+
+    async def kill_ssh(self) -> None:
+        """SIGKILL the SSH server alone; returns when it is dead. It is started again after a second."""
+        pid, self._sshd = self._sshd, 0
+        if not pid:
+            return  # it is down already
+        os.kill(pid, signal.SIGKILL)
+        await self._until_none(lambda: [p for p in self._find() if p.pid == pid and p.alive], STOP_DEADLINE_S)
+
+    async def busy_chips(self) -> None:
+        """Leave a process behind that holds every chip; returns when all are held.
+
+        A chip that a program holds now goes to the leftover as soon as that program ends.
+        """
+        if self._control is None or self._killed:
+            return
+        self._control.write(b"b")
+
+        def free() -> list[int]:
+            held = chips.held_chips(self._machine.chip_locks)
+            return [chip for chip in range(self.spec.chips) if chip not in held]
+
+        await self._until_none(free, CHIPS_DEADLINE_S)
+
+    def processes(self) -> list[int]:
+        """Return the pids of all living processes of this host, its own servers too."""
+        return [process.pid for process in self._find() if process.alive]
+
+    def _find(self) -> list[Process]:
+        return marked_processes(self._machine.marker, roots=[pid for pid in (self._init, self._sshd) if pid])
+
+    def _stop_step(self) -> list[Process]:
+        running = [process for process in self._find() if process.alive and not process.stopped]
+        signal_all(running, signal.SIGSTOP)
+        return running
+
+    async def _until_none(
+        self, step: Callable[[], Sequence[object]], deadline_s: float, looks: int = 1
+    ) -> None:
+        """Repeat `step` until it returns nothing `looks` times in a row."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + deadline_s
+        clean = 0
+        while clean < looks:
+            found = step()
+            clean = 0 if found else clean + 1
+            if found and loop.time() > deadline:
+                raise StillAlive(f"host {self.spec.name}: after {deadline_s:g} s there is still {found}")
+            if found:
+                await asyncio.sleep(_POLL_S)
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Take in what the host says, to its end."""
+        while line := await reader.readline():
+            message = json.loads(line)
+            if message["event"] == "init":
+                self._init = message["pid"]
+            elif message["event"] == "sshd":
+                self._sshd = message["pid"]
+            elif message["event"] == "listening" and not self._listening.done():
+                self._listening.set_result(message["key"])
+            elif message["event"] == "failed":
+                self._fail(message["error"])
+        self._fail("its first process ended")
+
+    def _fail(self, reason: str) -> None:
+        if not self._listening.done():
+            self._listening.set_exception(BootError(f"host {self.spec.name} did not boot: {reason}"))
+
+
+def _make_folders(machine: Machine) -> None:
+    machine.spec.home.mkdir(parents=True, exist_ok=True)
+    (machine.folder / "tmp").mkdir(parents=True)
+    chips.create_locks(machine.chip_locks, machine.spec.chips)
+    _write_keys(machine, machine.spec.attributes)
+
+
+def _write_keys(machine: Machine, attributes: dict[str, str]) -> None:
+    if not machine.folder.exists():
+        return  # killed meanwhile
+    new = machine.authorized_keys.with_suffix(".new")
+    new.write_text(attributes.get("ssh-keys", ""))
+    new.replace(machine.authorized_keys)  # at once: a login reads the old or the new, never half
+
+
+def _forkserver_environment(emulator_id: str) -> dict[str, str]:
+    kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG", "PYTHONPATH") if key in os.environ}
+    return {**kept, "TPU_EMULATOR_ID": emulator_id}

@@ -1,0 +1,144 @@
+"""Find and end every process that carries a marker in its environment, with all that descend from it.
+
+Standard library only: the guardian loads this file alone, and host processes load it before anything else.
+
+A program started on an emulated host may detach as thoroughly as it likes (double fork, own session): its
+environment still names its host. One that scrubs its environment is found as long as its parent is known.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_DEAD = frozenset("ZXx")  # zombie or dead: holds no lock, no port, no memory
+_STOPPED = frozenset("Tt")
+
+
+class StillAlive(RuntimeError):
+    """Processes outlived repeated SIGKILLs; the message names them."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process as /proc shows it. `state` is the letter of proc(5)."""
+
+    pid: int
+    parent: int
+    state: str
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in _DEAD
+
+    @property
+    def stopped(self) -> bool:
+        return self.state in _STOPPED
+
+
+def marked_processes(
+    marker: str, roots: Iterable[int] = (), exclude: Iterable[int] = (), proc: Path = Path("/proc")
+) -> list[Process]:
+    """Return all processes, dead ones too, with `marker` (KEY=value) in their environment, those of `roots`,
+    and all that descend from either; never those of `exclude`."""
+    wanted = b"\0" + marker.encode() + b"\0"
+    known, excluded = set(roots), set(exclude)
+    table = {process.pid: process for process in _all_processes(proc)}
+    matched = {
+        pid
+        for pid in table
+        if pid not in excluded and (pid in known or wanted in b"\0" + _environment(proc, pid) + b"\0")
+    }
+    children: dict[int, list[int]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    queue = list(matched)
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            if child not in matched and child not in excluded:
+                matched.add(child)
+                queue.append(child)
+    return [table[pid] for pid in sorted(matched)]
+
+
+def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
+    """Send a signal to each that is still there."""
+    for process in processes:
+        try:
+            os.kill(process.pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def kill_step(find: Callable[[], list[Process]]) -> list[Process]:
+    """Send SIGKILL once to all that `find` returns and that are alive; return those."""
+    living = [process for process in find() if process.alive]
+    signal_all(living, signal.SIGKILL)
+    return living
+
+
+def kill_all(find: Callable[[], list[Process]], timeout_s: float = 10.0) -> None:
+    """SIGKILL until `find` returns nothing living, twice in a row: a process that was being forked while
+    the first look passed its place in /proc is seen by the second.
+
+    Raises:
+        StillAlive: some are alive after `timeout_s` seconds.
+    """
+    deadline = time.monotonic() + timeout_s
+    clean = 0
+    while clean < 2:
+        living = kill_step(find)
+        clean = 0 if living else clean + 1
+        if living and time.monotonic() > deadline:
+            raise StillAlive(f"still alive {timeout_s:g} s after SIGKILL: {[p.pid for p in living]}")
+        if living:
+            time.sleep(0.002)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel SIGKILL this process when the thread that started it ends; `parent` is its pid."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call: the signal would never come
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def _all_processes(proc: Path) -> Iterator[Process]:
+    for entry in os.listdir(proc):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"{proc}/{entry}/stat", "rb") as file:
+                stat = file.read()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name, in parentheses, may hold anything, spaces and parentheses too.
+        state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
+        yield Process(pid=int(entry), parent=int(parent), state=state.decode())
+
+
+def _environment(proc: Path, pid: int) -> bytes:
+    try:
+        with open(f"{proc}/{pid}/environ", "rb") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return b""  # gone, or another user's
