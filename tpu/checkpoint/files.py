@@ -1,10 +1,11 @@
-"""The bucket as a file system: gcsfs opened the one right way."""
+"""Whole files in the bucket, and gcsfs opened the one right way."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
 
+from tpu.checkpoint import objects
 from tpu.checkpoint.paths import checkpoint_of, checkpoints_url
 from tpu.checkpoint.retry import DEFAULT_RETRY, RetryPolicy, retrying
 
@@ -39,23 +40,19 @@ def write(url: str, data: bytes, policy: RetryPolicy = DEFAULT_RETRY) -> None:
     retrying(f"writing {url}", lambda: filesystem().pipe_file(url, data), policy)
 
 
-def read(url: str, policy: RetryPolicy = DEFAULT_RETRY) -> bytes:
+def read(url: str) -> bytes:
     """All bytes of one object.
 
     Raises:
         FileNotFoundError: there is none.
-        StorageUnavailable: the bucket did not answer within the policy's deadline.
+        StorageUnavailable: the bucket did not answer within the usual deadline.
     """
-    content = retrying(f"reading {url}", lambda: filesystem().cat_file(url), policy)
-    assert isinstance(content, bytes)
-    return content
+    return objects.download(url)
 
 
-def names(folder_url: str, policy: RetryPolicy = DEFAULT_RETRY) -> list[str]:
+def names(folder_url: str) -> list[str]:
     """gs:// URLs of all objects under a folder, sorted; empty when there is no such folder."""
-    # With the slash, so that the folder `1` does not take in the folder `10`.
-    found = retrying(f"listing {folder_url}", lambda: filesystem().find(folder_url.rstrip("/") + "/"), policy)
-    return sorted(f"gs://{name}" for name in found)
+    return objects.listing(folder_url)
 
 
 def remove(urls: list[str], policy: RetryPolicy = DEFAULT_RETRY) -> None:

@@ -255,10 +255,10 @@ class Saver:
         found: list[tuple[FileEntry, HostPart]] = []
         deadline = self._clock() + self._limits.parts_deadline_s
         while missing:
-            for url in files.names(folder, self._limits.upload):
+            for url in files.names(folder):
                 name = url.rpartition("/")[2]
                 if name in missing:
-                    content = files.read(url, self._limits.upload)
+                    content = files.read(url)
                     found.append((_entry(name, content), part_from_json(content)))
                     missing.discard(name)
             if missing and self._clock() > deadline:

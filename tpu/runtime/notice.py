@@ -126,10 +126,10 @@ class ManyProcesses:
         deadline = time.monotonic() + AGREEMENT_S
         borders = {self._process_id: border}
         while len(borders) < self._num_processes and time.monotonic() < deadline:
-            for url in files.names(self._folder, quick):
+            for url in files.names(self._folder):
                 process = int(url.rpartition("/")[2].removesuffix(".json"))
                 if process not in borders:
-                    borders[process] = int(json.loads(files.read(url, quick))["border"])
+                    borders[process] = int(json.loads(files.read(url))["border"])
             if len(borders) < self._num_processes:
                 time.sleep(0.1)
         return max(borders.values())
