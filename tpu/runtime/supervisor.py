@@ -174,9 +174,7 @@ def gang_processes(folder: str) -> list[Process]:
     ours: set[int] = {supervisor.pid} if supervisor else set()
     grown = True
     while grown:
-        more = {
-            p.pid for p in table.values() if p.parent in ours and p.pid not in ours and p.pid not in spared
-        }
+        more = {p.pid for p in table.values() if p.parent in ours} - ours - spared
         ours |= more
         grown = bool(more)
     return [
