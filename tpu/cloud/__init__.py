@@ -5,6 +5,7 @@ from tpu.cloud.protocol import TpuCloud
 from tpu.cloud.values import (
     Endpoint,
     Failure,
+    HostIdentity,
     Node,
     NodeHealth,
     NodeRequest,
@@ -20,6 +21,7 @@ __all__ = [
     "Endpoint",
     "ErrorKind",
     "Failure",
+    "HostIdentity",
     "Node",
     "NodeHealth",
     "NodeRequest",

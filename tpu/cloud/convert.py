@@ -13,6 +13,7 @@ from tpu.cloud.values import (
     INTENT_LABEL,
     Endpoint,
     Failure,
+    HostIdentity,
     Node,
     NodeHealth,
     NodeRequest,
@@ -79,6 +80,19 @@ def queued_resource(message: api.QueuedResource) -> QueuedResource:
         created=_seconds(message.create_time),
         labels=dict(specs[0].node.labels) if specs else {},
     )
+
+
+def host_identities(answers: Sequence[api.GuestAttributes], workers: int) -> dict[int, HostIdentity]:
+    """Host key and name by worker, of the answer to a question about workers 0 to `workers` - 1."""
+    if len(answers) != workers:
+        return {}  # only its place tells which worker an answer is of: a partial list says nothing
+    found: dict[int, HostIdentity] = {}
+    for index, attributes in enumerate(answers):
+        values = {item.key: item.value for item in attributes.query_value.items}
+        if values.get("ssh-ed25519"):
+            key = f"ssh-ed25519 {values['ssh-ed25519']}"
+            found[index] = HostIdentity(key=key, hostname=values.get("hostname"))
+    return found
 
 
 def node_message(request: NodeRequest, *, queued: bool) -> api.Node:

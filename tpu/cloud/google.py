@@ -17,6 +17,7 @@ from tpu.cloud import calls, convert
 from tpu.cloud.errors import CloudError, ErrorKind
 from tpu.cloud.values import (
     INTENT_LABEL,
+    HostIdentity,
     Node,
     NodeRequest,
     QueuedResource,
@@ -187,7 +188,9 @@ class GoogleTpuCloud:
                 ErrorKind.TIMED_OUT, 0, f"not done within {_SHORT_OPERATION_S:g} s", wanted=wanted
             )
 
-    async def host_keys(self, zone: str, node: str, workers: int | None = None) -> dict[int, str]:
+    async def host_identities(
+        self, zone: str, node: str, workers: int | None = None
+    ) -> dict[int, HostIdentity]:
         if workers is None:
             workers = len((await self.get_node(zone, node)).endpoints)
         answer = await self._call(
@@ -199,14 +202,7 @@ class GoogleTpuCloud:
             ),
             wanted=f"look up host keys of node {node!r} in {zone}",
         )
-        if len(answer.guest_attributes) != workers:
-            return {}  # only its place tells which worker an answer is of: a partial list says nothing
-        return {
-            index: f"{item.key} {item.value}"
-            for index, attributes in enumerate(answer.guest_attributes)
-            for item in attributes.query_value.items
-            if item.key == "ssh-ed25519" and item.value
-        }
+        return convert.host_identities(list(answer.guest_attributes), workers)
 
     async def accelerator_types(self, zone: str) -> tuple[str, ...]:
         request = api.ListAcceleratorTypesRequest(parent=self._parent(zone), page_size=500)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from tpu.cloud.values import Node, NodeRequest, QueuedResource, QueuedResourceRequest
+from tpu.cloud.values import HostIdentity, Node, NodeRequest, QueuedResource, QueuedResourceRequest
 
 
 class TpuCloud(Protocol):
@@ -48,8 +48,10 @@ class TpuCloud(Protocol):
         """Set metadata keys of a node (None removes one); the others stay as they are."""
         ...
 
-    async def host_keys(self, zone: str, node: str, workers: int | None = None) -> dict[int, str]:
-        """Public SSH host key ("ssh-ed25519 AAAA…") by worker index, of those that have published one.
+    async def host_identities(
+        self, zone: str, node: str, workers: int | None = None
+    ) -> dict[int, HostIdentity]:
+        """SSH host key and name by worker index, of those workers that have published a key.
 
         `workers` is the node's number of hosts; it is looked up if None.
         """

@@ -83,6 +83,14 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class HostIdentity:
+    """What a host published of itself: its public SSH key ("ssh-ed25519 AAAA…") and its VM's name."""
+
+    key: str
+    hostname: str | None
+
+
+@dataclass(frozen=True)
 class Failure:
     """Why the cloud says something failed."""
 
