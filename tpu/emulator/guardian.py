@@ -45,7 +45,7 @@ class Guardian:
 
     def start(self) -> None:
         """Start the guardian; from here on nothing can be left behind."""
-        self._spawn()
+        self._process = self._spawn()
         threading.Thread(target=self._watch, name="guardian-watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -56,32 +56,35 @@ class Guardian:
         """
         with self._lock:
             self._stopping = True
-            process = self._process
-        if process is not None:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.wait(END_DEADLINE_S)
+            process, self._process = self._process, None
+        if process is None:
+            return
+        _release(process)
+        while process.wait(END_DEADLINE_S) != 0:  # it was killed before its work was done
+            process = self._spawn()
+            _release(process)
 
-    def _spawn(self) -> None:
-        with self._lock:
-            if self._stopping:
-                return
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env={},
-                start_new_session=True,
-            )
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env={}, start_new_session=True
+        )
 
     def _watch(self) -> None:
-        while not self._stopping:
+        while True:
             with self._lock:
                 process = self._process
             if process is None:
                 return
             process.wait()
-            self._spawn()
+            with self._lock:
+                if self._stopping:
+                    return
+                self._process = self._spawn()
+
+
+def _release(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def main(arguments: list[str]) -> int:

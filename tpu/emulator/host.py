@@ -100,6 +100,7 @@ class Init:
                 break
             if pid == self._sshd:
                 self._sshd, self._restart_at = 0, time.monotonic() + SSH_RESTART_S
+                _send(self._control, {"event": "sshd", "pid": 0})
         if self._restart_at is not None and time.monotonic() >= self._restart_at:
             self._start_sshd()
 

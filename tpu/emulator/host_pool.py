@@ -65,7 +65,7 @@ class HostPool:
         Raises:
             BootError: it did not come up; nothing of it is left.
         """
-        boot_id = uuid.uuid4().hex
+        boot_id = uuid.uuid4().hex[:12]  # short: Unix sockets below TMPDIR have 108 bytes for a path
         machine = Machine(spec, self._machines / boot_id, boot_id, self._emulator_id)
         _make_folders(machine)
         host = EmulatedHost(machine, MetadataServer(spec), forget=lambda: self._hosts.pop(boot_id, None))
@@ -108,7 +108,7 @@ class HostPool:
             ours, theirs = socket.socketpair()
             with theirs:
                 # The kernel ends the forkserver with the thread that starts it: this loop's own.
-                self._forkserver = subprocess.Popen(
+                self._forkserver = subprocess.Popen(  # noqa: ASYNC220  it takes a millisecond
                     [sys.executable, "-m", "tpu.emulator.forkserver", str(theirs.fileno()), str(os.getpid())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -179,19 +179,20 @@ class EmulatedHost:
             StillAlive: some outlived KILL_DEADLINE_S.
         """
         self._killed = True
-        for pid in (self._init, self._sshd):
+        for pid in (self._init, self._sshd):  # first, so that they start nothing more
             if pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        if self._control is not None:
+        if self._listener is not None and self._control is not None:
+            if self._control.can_write_eof() and not self._control.is_closing():
+                self._control.write_eof()  # a host that has not told its pid yet ends by this
+            await asyncio.wait({self._listener}, timeout=KILL_DEADLINE_S)
             self._control.close()
         await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
-        if self._listener is not None:
-            self._listener.cancel()
+        self._init = self._sshd = 0
         if not self._listening.done():
             self._listening.cancel()
         await self.metadata.stop()
-        self._init = self._sshd = 0
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
         self._forget()
 
@@ -254,7 +255,7 @@ class EmulatedHost:
                 await asyncio.sleep(_POLL_S)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in what the host says, to its end."""
+        """Take in what the host says, to its end: then its first process is dead, and so is the host."""
         while line := await reader.readline():
             message = json.loads(line)
             if message["event"] == "init":
@@ -265,11 +266,15 @@ class EmulatedHost:
                 self._listening.set_result(message["key"])
             elif message["event"] == "failed":
                 self._fail(message["error"])
+        self._init = self._sshd = 0  # the numbers may be given to others from now on
         self._fail("its first process ended")
+        if not self._killed:
+            await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
 
     def _fail(self, reason: str) -> None:
         if not self._listening.done():
             self._listening.set_exception(BootError(f"host {self.spec.name} did not boot: {reason}"))
+            self._listening.exception()  # seen: nobody waits for it if the boot was given up
 
 
 def _make_folders(machine: Machine) -> None:

@@ -55,10 +55,10 @@ class MetadataServer:
 
     async def stop(self) -> None:
         """Close the port and every connection, those that wait for a change as well."""
-        if self._runner is not None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
             self._announce()
-            await self._runner.cleanup()
-            self._runner = None
+            await runner.cleanup()
 
     def set_attributes(self, attributes: Mapping[str, str]) -> None:
         """Put these attributes in place of all there were."""

@@ -10,6 +10,7 @@ import struct
 import termios
 from contextlib import suppress
 from pathlib import Path
+from typing import cast
 
 import asyncssh
 
@@ -24,11 +25,14 @@ class CommandSession(asyncssh.SSHServerProcess[bytes]):
     """
 
     def __init__(self, environment: dict[str, str], home: Path) -> None:
-        super().__init__(_run, asyncssh.SFTPServer, sftp_version=3, allow_scp=True)
+        super().__init__(_run, self._files, sftp_version=3, allow_scp=True)
         self.environment = environment
         self.home = home
         self.group: int | None = None  # pid of the command, and of its session and process group
         self.terminal: int | None = None
+
+    def _files(self, channel: object) -> HomeFiles:
+        return HomeFiles(cast(asyncssh.SSHServerChannel[bytes], channel), self.home)
 
     def signal_received(self, signal: str) -> None:
         """Pass a signal on at once, even while input waits to be read."""
@@ -43,6 +47,17 @@ class CommandSession(asyncssh.SSHServerProcess[bytes]):
         if self.group is not None and number is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.group, number)
+
+
+class HomeFiles(asyncssh.SFTPServer):
+    """Files as OpenSSH serves them: relative paths and `~/` are below the home folder."""
+
+    def __init__(self, channel: asyncssh.SSHServerChannel[bytes], home: Path) -> None:
+        super().__init__(channel)
+        self._home = os.fsencode(home)
+
+    def map_path(self, path: bytes) -> bytes:
+        return os.path.join(self._home, path.removeprefix(b"~/"))
 
 
 async def _run(session: asyncssh.SSHServerProcess[bytes]) -> None:

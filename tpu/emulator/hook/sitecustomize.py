@@ -43,6 +43,8 @@ def _take(folder, chips):
     import fcntl
 
     for chip in chips:
+        if not chip.isdigit():
+            _refuse(chip)
         try:
             file = os.open(os.path.join(folder, chip), os.O_RDWR)  # not there: not a chip of this host
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -59,7 +61,9 @@ def _start(environment):
         environment["TPU_EMULATOR_CHIP_HOLDER"] = str(os.getpid())
     environment["JAX_PLATFORMS"] = "cpu"
     devices = len(wanted) * int(environment["TPU_EMULATOR_DEVICES_PER_CHIP"])
-    environment.setdefault("JAX_NUM_CPU_DEVICES", str(devices))
+    # A value that this hook gave to the parent process was for the parent's chips.
+    if environment.get("JAX_NUM_CPU_DEVICES") == environment.get("TPU_EMULATOR_JAX_DEVICES"):
+        environment["JAX_NUM_CPU_DEVICES"] = environment["TPU_EMULATOR_JAX_DEVICES"] = str(devices)
 
 
 if "TPU_EMULATOR_CHIP_LOCKS" in os.environ:
