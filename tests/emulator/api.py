@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
+import pytest
 from google.api_core.exceptions import GoogleAPICallError
 from google.cloud import tpu_v2alpha1 as tpu
 from google.cloud.tpu_v2alpha1.services.tpu.transports import TpuGrpcAsyncIOTransport
@@ -35,8 +36,9 @@ def queued_name(queued_id: str, zone: str = ZONE) -> str:
 class Api:
     """TpuAsyncClient with the key and a time-out in every call."""
 
-    def __init__(self, client: tpu.TpuAsyncClient, key: str) -> None:
+    def __init__(self, client: tpu.TpuAsyncClient, endpoint: str, key: str) -> None:
         self.client = client
+        self.endpoint = endpoint
         self.metadata = [("authorization", f"Bearer {key}")]
 
     async def call(self, method: str, /, **request: Any) -> Any:
@@ -51,7 +53,7 @@ class Api:
     async def create_queued(self, queued_id: str, zone: str = ZONE, tier: Any = None, **fields: Any) -> Any:
         """Ask for a spot queued resource of one node, `<queued_id>-node`, unless told otherwise."""
         spec = {"parent": parent(zone), "node_id": f"{queued_id}-node", "node": {**V4, **fields}}
-        wanted = tpu.QueuedResource(tpu={"node_spec": [spec]}, **(tier or {"spot": {}}))
+        wanted = tpu.QueuedResource({"tpu": {"node_spec": [spec]}, **(tier or {"spot": {}})})
         return await self.call(
             "create_queued_resource",
             parent=parent(zone),
@@ -68,6 +70,13 @@ class Api:
 
     async def wait_node(self, node_id: str, state: str, zone: str = ZONE) -> None:
         await poll(lambda: self.node_state(node_id, zone), state)
+
+    async def wait_node_exists(self, node_id: str, zone: str = ZONE) -> None:
+        async def exists() -> bool:
+            nodes = await self.call("list_nodes", parent=parent(zone))
+            return node_name(node_id, zone) in [node.name for node in nodes.nodes]
+
+        await poll(exists, True)
 
     async def wait_queued(self, queued_id: str, state: str, zone: str = ZONE) -> None:
         await poll(lambda: self.queued_state(queued_id, zone), state)
@@ -100,12 +109,11 @@ async def api_of(emulator: Emulator) -> AsyncIterator[Api]:
     """Open a client of an emulator."""
     key = emulator.env["TPU_RELAY_API_KEY"]
     # The operations client takes no metadata of its own calls, so the key rides in the channel as well.
-    channel = grpc.aio.insecure_channel(
-        emulator.env["TPU_RELAY_API_ENDPOINT"], interceptors=[_Bearer(f"Bearer {key}")]
-    )
+    endpoint = emulator.env["TPU_RELAY_API_ENDPOINT"]
+    channel = grpc.aio.insecure_channel(endpoint, interceptors=[_Bearer(f"Bearer {key}")])
     client = tpu.TpuAsyncClient(transport=TpuGrpcAsyncIOTransport(channel=channel))
     try:
-        yield Api(client, key)
+        yield Api(client, endpoint, key)
     finally:
         await client.transport.close()
 
@@ -132,9 +140,8 @@ async def poll(look: Callable[[], Awaitable[T]], wanted: T, timeout_s: float = 3
 
 async def refusal(call: Awaitable[Any]) -> tuple[str, str]:
     """Return code name and message with which a call is refused."""
-    try:
-        answer = await call
-    except GoogleAPICallError as error:
-        assert error.grpc_status_code is not None
-        return error.grpc_status_code.name, error.message or ""
-    raise AssertionError(f"it was not refused but answered {answer}")
+    with pytest.raises(GoogleAPICallError) as caught:
+        await call
+    code = caught.value.grpc_status_code
+    assert code is not None
+    return code.name, caught.value.message or ""

@@ -8,7 +8,18 @@ import pytest
 
 from tpu.emulator import checks, messages
 from tpu.emulator.addresses import AddressPool
-from tpu.emulator.capacity import Ask, CreationBudget, Limits, Placed, Refused, Usage, Wait, admit, place
+from tpu.emulator.capacity import (
+    Ask,
+    CreationBudget,
+    Limits,
+    Placed,
+    Provisioning,
+    Refused,
+    Usage,
+    Wait,
+    admit,
+    place,
+)
 from tpu.emulator.errors import ApiError, code_number
 from tpu.emulator.faults import Faults
 from tpu.emulator.names import Location, check_id, parse_location, parse_resource
@@ -20,7 +31,7 @@ WHERE = (ZONE, "v4-8")
 LOCATION = Location("p", ZONE)
 
 
-def ask(provisioning="spot", slices=1) -> Ask:
+def ask(provisioning: Provisioning = "spot", slices: int = 1) -> Ask:
     return Ask(ZONE, accelerator_type("v4-8"), provisioning, slices)
 
 

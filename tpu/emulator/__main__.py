@@ -147,9 +147,7 @@ def _up(options: argparse.Namespace) -> None:
     record = read_record(options.state)
     if record is None:
         wanted = ["--host-threads", str(options.host_threads), "--project", options.project]
-        process = emulators.start_process(
-            options.state, wanted, stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        process = emulators.start_process(options.state, wanted, stdin=subprocess.DEVNULL)
         record = emulators.wait_until_ready(process, options.state)
     _print_env(record)
 

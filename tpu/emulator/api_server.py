@@ -79,7 +79,7 @@ class ApiServer:
         return grpc.unary_unary_rpc_method_handler(
             serve,  # pyright: ignore[reportArgumentType]  # the stubs know only the blocking kind
             request_deserializer=request_class.FromString,
-            response_serializer=lambda message: message.SerializeToString(),
+            response_serializer=_serialize,
         )
 
     async def _answer(self, name: str, handler: _Handler, request: Any, context: Any) -> Any:
@@ -93,3 +93,7 @@ class ApiServer:
         if fault is not None:
             raise fault.error
         return response
+
+
+def _serialize(message: Any) -> bytes:
+    return message.SerializeToString()

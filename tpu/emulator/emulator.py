@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from tpu.emulator.client import ControlClient
 from tpu.emulator.processes import marked_processes
@@ -72,15 +71,19 @@ def process_lives(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def start_process(state_dir: Path, options: list[str], **popen: Any) -> subprocess.Popen[bytes]:
-    """Start `serve` for a state folder, its output going to emulator.log there."""
+def start_process(state_dir: Path, options: list[str], stdin: int) -> subprocess.Popen[bytes]:
+    """Start `serve` for a state folder, its output going to emulator.log there.
+
+    It gets a session of its own: Ctrl-C in a terminal means its starter, who then stops it in order.
+    """
     state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (state_dir / "emulator.log").open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tpu.emulator", "serve", "--state", str(state_dir), *options],
             stdout=log,
             stderr=log,
-            **popen,
+            stdin=stdin,
+            start_new_session=True,
         )
 
 
@@ -149,7 +152,7 @@ class Emulator(ControlClient):
         if self._temporary:
             options.append("--temporary")
         # Our end of this pipe closes when we die, whatever way; the emulator ends itself then.
-        self._process = start_process(self.state_dir, options, stdin=subprocess.PIPE, start_new_session=True)
+        self._process = start_process(self.state_dir, options, stdin=subprocess.PIPE)
         try:
             self.record = wait_until_ready(self._process, self.state_dir)
         except BaseException:

@@ -107,10 +107,12 @@ class QueuedResources:
             )
             made[-1].message.multislice_node = len(record.node_ids) > 1
         await asyncio.wait([node.making for node in made if node.making is not None])
-        if record.state == "PROVISIONING":
-            for node in made:
-                if node.making is not None and (error := node.making.exception()) is not None:
-                    raise error
+        problems = [node.making.exception() for node in made if node.making is not None]
+        for problem in problems:
+            if isinstance(problem, ApiError) and problem.code == 13:
+                raise problem
+        # Any other problem is a node that was preempted or deleted: that suspends us, see _node_lost.
+        if record.state == "PROVISIONING" and not any(problems):
             record.show("ACTIVE")
 
     def _node_lost(self, node: NodeRecord, initiator: str) -> None:

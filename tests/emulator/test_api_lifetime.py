@@ -1,0 +1,188 @@
+"""An emulator starts, lives beside others, and whatever way it ends leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.emulator.api import api_of
+from tpu.emulator.emulator import (
+    RECORD_NAME,
+    Emulator,
+    EmulatorFailed,
+    EmulatorRecord,
+    read_record,
+    remaining,
+)
+
+
+def boot_a_node(
+    emulator: Emulator, node_id: str = "n", script: str = "sleep 1000 & disown; sleep 1000"
+) -> str:
+    """Make a two-host node whose startup-script leaves processes about; return its first address."""
+
+    async def boot() -> str:
+        async with api_of(emulator) as api:
+            operation = await api.create_node(
+                node_id, accelerator_type="v4-16", metadata={"startup-script": f"#!/bin/bash\n{script}\n"}
+            )
+            node = await api.finish(operation)
+            return node.network_endpoints[0].ip_address
+
+    return asyncio.run(boot())
+
+
+def wait_until_nothing_remains(record: EmulatorRecord) -> None:
+    deadline = time.monotonic() + 20
+    while left := remaining(record):
+        assert time.monotonic() < deadline, f"processes {left} are left"
+        time.sleep(0.02)
+
+
+def test_stopped_in_order_it_leaves_nothing():
+    with Emulator() as emulator:
+        boot_a_node(emulator)
+        assert len(emulator.processes()) >= 6  # of each host: first process, SSH server, what the script left
+    assert remaining(emulator.record) == []
+    assert not emulator.state_dir.exists()
+    emulator.stop()  # twice does no harm
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_ended_by_a_signal_it_leaves_nothing(number: signal.Signals):
+    emulator = Emulator()
+    try:
+        boot_a_node(emulator)
+        os.kill(emulator.pid, number)
+        emulator._process.wait(20)
+        wait_until_nothing_remains(emulator.record)
+        assert not emulator.state_dir.exists()
+    finally:
+        emulator.stop()
+
+
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path):
+    program = (
+        "import sys, time\n"
+        "from tpu.emulator.emulator import Emulator\n"
+        f"emulator = Emulator({str(tmp_path)!r})\n"
+        "print('up', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    starter = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == b"up\n"
+    record = read_record(tmp_path)
+    assert record is not None
+    starter.kill()
+    starter.communicate()
+    wait_until_nothing_remains(record)
+    assert not (tmp_path / RECORD_NAME).exists()
+
+
+def test_two_run_side_by_side(emulator: Emulator):
+    with Emulator() as other:
+        addresses = {boot_a_node(emulator, "same-name"), boot_a_node(other, "same-name")}
+        assert len({address.split(".")[1] for address in addresses}) == 2
+        assert emulator.env["TPU_RELAY_API_KEY"] != other.env["TPU_RELAY_API_KEY"]
+        assert not set(emulator.processes()) & set(other.processes())
+        other.reset()
+        assert other.nodes() == []
+        assert [node["node"] for node in emulator.nodes()] == ["same-name"]
+    assert emulator.processes()
+
+
+def test_a_state_folder_belongs_to_one_emulator(tmp_path: Path):
+    with Emulator(tmp_path), pytest.raises(EmulatorFailed, match="already uses"):
+        Emulator(tmp_path)
+    assert tmp_path.exists()  # it was given, so it is not removed
+    assert not (tmp_path / RECORD_NAME).exists()
+
+
+def test_its_files_are_for_their_owner_only(emulator: Emulator):
+    assert (emulator.state_dir / RECORD_NAME).stat().st_mode & 0o077 == 0
+    assert emulator.state_dir.stat().st_mode & 0o077 == 0
+
+
+def test_it_says_what_is_wrong_when_it_cannot_start(tmp_path: Path):
+    with pytest.raises(EmulatorFailed, match="threads on this machine, not 10000"):
+        Emulator(tmp_path, host_threads=10_000)
+
+
+def test_everything_listens_on_loopback_only(emulator: Emulator):
+    boot_a_node(emulator)
+    pids = remaining(emulator.record)
+    sockets = {link for pid in pids for link in _sockets(pid)}
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                listening.append((table, fields[1].split(":")[0]))
+    assert len(listening) >= 8  # API, control, storage, the lock, and two of each host
+    # Written in the machine's byte order: 127 stands at the end. gRPC writes it as an IPv6 address.
+    assert all(address.endswith("7F") for _, address in listening), listening
+    mapped = "0000000000000000FFFF0000"
+    assert all(address.startswith(mapped) for table, address in listening if table == "tcp6"), listening
+
+
+def _sockets(pid: int) -> list[str]:
+    try:
+        return [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    except FileNotFoundError:
+        return []
+
+
+def run(tmp_path: Path, *arguments: str, succeeds: bool = True) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tpu.emulator", *arguments, "--state", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode == 0) == succeeds, done.stderr
+    return done.stdout if succeeds else done.stderr
+
+
+def test_the_command_starts_looks_disturbs_and_stops(tmp_path: Path):
+    assert "no emulator runs in" in run(tmp_path, "status", succeeds=False)
+    printed = run(tmp_path, "up")
+    try:
+        record = read_record(tmp_path)
+        assert record is not None
+        assert f"export TPU_RELAY_API_KEY={record.key}" in printed
+        assert run(tmp_path, "env") == printed
+        assert run(tmp_path, "up") == printed  # a second one is the same one
+        run(tmp_path, "capacity", "us-central2-b", "v4-8", "3")
+        run(tmp_path, "quota", "us-central2-b", "v4-8", "none")
+        run(tmp_path, "delay", "2.5")
+        run(tmp_path, "stockout", "us-east5-b", "v6e-8")
+        run(tmp_path, "schedule", "--seed", "1", "--mean", "60")
+        settings = json.loads(run(tmp_path, "status"))["settings"]
+        assert settings["capacity"] == {"us-central2-b/v4-8": 3}
+        assert settings["provisioning_delay_s"] == 2.5
+        assert settings["stockouts"] == ["us-east5-b/v6e-8"]
+        assert "no node 'x'" in run(tmp_path, "preempt", "x", succeeds=False)
+        assert "no node 'x'" in run(tmp_path, "kill-host", "x", "1", succeeds=False)
+    finally:
+        run(tmp_path, "down")
+    assert remaining(record) == []
+    assert "no emulator runs in" in run(tmp_path, "down")
+
+
+def test_the_command_explains_itself():
+    done = subprocess.run(
+        [sys.executable, "-m", "tpu.emulator", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    for command in ("up", "down", "status", "env", "preempt", "kill-host", "hang-host", "busy-chips",
+                    "capacity", "quota", "delay", "stockout", "schedule", "serve"):  # fmt: skip
+        assert command in done.stdout
