@@ -1,0 +1,1 @@
+"""The flows: read them and you know the product."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpu.checkpoint.files import filesystem
+from tpu.checkpoint import files
 
 MAX_BUNDLE_BYTES = 100 * 2**20
 # What a training program of a host needs of this project; the rest never leaves the controller.
@@ -35,7 +35,7 @@ class Bundle:
     source: str
 
 
-def pack(files: Iterable[tuple[str, bytes, bool]], source: str) -> Bundle:
+def pack(entries: Iterable[tuple[str, bytes, bool]], source: str) -> Bundle:
     """Archive (path, content, executable) triples, the same bytes for the same content.
 
     Raises:
@@ -43,7 +43,7 @@ def pack(files: Iterable[tuple[str, bytes, bool]], source: str) -> Bundle:
     """
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for path, content, executable in sorted(files):
+        for path, content, executable in sorted(entries):
             entry = tarfile.TarInfo(path)
             entry.size = len(content)
             entry.mode = 0o755 if executable else 0o644
@@ -86,11 +86,17 @@ def working_tree(folder: Path) -> Bundle:
         names = [
             str(path.relative_to(folder))
             for path in folder.rglob("*")
-            if not any(part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts)
+            if not any(
+                part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts
+            )
         ]
     paths = [(name, folder / name) for name in dict.fromkeys(names)]
     return pack(
-        ((name, path.read_bytes(), path.stat().st_mode & 0o100 != 0) for name, path in paths if path.is_file()),
+        (
+            (name, path.read_bytes(), path.stat().st_mode & 0o100 != 0)
+            for name, path in paths
+            if path.is_file()
+        ),
         f"working tree {folder.name}",
     )
 
@@ -109,17 +115,20 @@ def git_commit(repository: str, commit: str, cache: Path) -> Bundle:
     try:
         full = _git(resolve, "")
     except CodeError:
-        _git(["-C", str(clone), "fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*", "--tags"], "fetch failed")
+        _git(
+            ["-C", str(clone), "fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*", "--tags"],
+            "fetch failed",
+        )
         full = _git(resolve, f"{repository} has no commit {commit}; push it first")
     commit_id = full.decode().strip()
     tar = _git(["-C", str(clone), "archive", commit_id], f"cannot read {commit_id}")
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        files = [
+        entries = [
             (entry.name, content.read(), entry.mode & 0o100 != 0)
             for entry in archive
             if entry.isfile() and (content := archive.extractfile(entry))
         ]
-    return pack(files, f"{repository}@{commit_id}")
+    return pack(entries, f"{repository}@{commit_id}")
 
 
 def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
@@ -132,7 +141,7 @@ def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
         return working_tree(folder)
     if code.startswith("gs://"):
         try:
-            data = filesystem().cat_file(code)
+            data = files.read(code)
         except FileNotFoundError:
             raise CodeError(f"there is no bundle {code}") from None
         try:
@@ -142,7 +151,9 @@ def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
         return Bundle(data, hashlib.sha256(content).hexdigest(), code)
     repository, at, commit = code.rpartition("@")
     if not at or not commit:
-        raise CodeError(f"code: write working-tree, REPOSITORY@COMMIT or gs://…/bundle.tar.gz; found {code!r}")
+        raise CodeError(
+            f"code: write working-tree, REPOSITORY@COMMIT or gs://…/bundle.tar.gz; found {code!r}"
+        )
     return git_commit(repository, commit, cache)
 
 

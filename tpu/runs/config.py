@@ -27,19 +27,33 @@ class _Part(BaseModel):
 class Slice(_Part):
     """The TPU slice that a run trains on."""
 
-    accelerator_type: str = Field("v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"])
-    zone: str = Field("us-central2-b", description="Zone to create it in.", examples=["us-central2-b"])
-    provisioning: Literal["spot", "on-demand", "reserved"] = Field(
-        "spot", description="Spot is cheapest and may be preempted at any time."
+    accelerator_type: str = Field(
+        default="v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"]
     )
-    runtime_version: str | None = Field(None, description="TPU VM image; the usual one of the type if empty.")
-    network: str | None = Field(None, description="VPC network; the project's default if empty.")
-    subnetwork: str | None = Field(None, description="Subnetwork of the network.")
-    external_ips: bool = Field(True, description="Give hosts external addresses.")
-    service_account: str | None = Field(None, description="Service account of the VMs; the default one if empty.")
-    startup_script: str | None = Field(None, description="Shell script that runs as root at every boot.")
-    price_an_hour: float | None = Field(None, ge=0, description="US dollars an hour for the whole slice.")
-    ready_minutes: float = Field(90, gt=0, description="Give up when no slice is ready after this many minutes.")
+    zone: str = Field(
+        default="us-central2-b", description="Zone to create it in.", examples=["us-central2-b"]
+    )
+    provisioning: Literal["spot", "on-demand", "reserved"] = Field(
+        default="spot", description="Spot is cheapest and may be preempted at any time."
+    )
+    runtime_version: str | None = Field(
+        default=None, description="TPU VM image; the usual one of the type if empty."
+    )
+    network: str | None = Field(default=None, description="VPC network; the project's default if empty.")
+    subnetwork: str | None = Field(default=None, description="Subnetwork of the network.")
+    external_ips: bool = Field(default=True, description="Give hosts external addresses.")
+    service_account: str | None = Field(
+        default=None, description="Service account of the VMs; the default one if empty."
+    )
+    startup_script: str | None = Field(
+        default=None, description="Shell script that runs as root at every boot."
+    )
+    price_an_hour: float | None = Field(
+        default=None, ge=0, description="US dollars an hour for the whole slice."
+    )
+    ready_minutes: float = Field(
+        default=90, gt=0, description="Give up when no slice is ready after this many minutes."
+    )
 
     @field_validator("accelerator_type")
     @classmethod
@@ -50,9 +64,9 @@ class Slice(_Part):
 class Environment(_Part):
     """Python and packages of the program on the hosts."""
 
-    python: str = Field("3.11", pattern=r"^3\.\d+$", description="Python version, installed with uv.")
+    python: str = Field(default="3.11", pattern=r"^3\.\d+$", description="Python version, installed with uv.")
     requirements: str | None = Field(
-        None,
+        default=None,
         description="Requirements or lock file, relative to the code; the built-in trainers' own packages if empty.",
     )
 
@@ -60,9 +74,9 @@ class Environment(_Part):
 class Budget(_Part):
     """How many times an attempt may end for each reason before the run gives up."""
 
-    preemption: int | None = Field(None, ge=0, description="Preemptions; no limit if empty.")
-    infrastructure: int = Field(20, ge=0, description="Failures of hosts, network or cloud.")
-    user_failure: int = Field(2, ge=0, description="Failures of the program itself.")
+    preemption: int | None = Field(default=None, ge=0, description="Preemptions; no limit if empty.")
+    infrastructure: int = Field(default=20, ge=0, description="Failures of hosts, network or cloud.")
+    user_failure: int = Field(default=2, ge=0, description="Failures of the program itself.")
 
 
 EVALUATE_BUILT_IN = "built-in"
@@ -76,32 +90,54 @@ class RunConfig(_Part):
         description="Name of the run: lower-case letters, digits and dashes, at most 40 characters.",
         examples=["icl-m64-seed0"],
     )
-    training: Training | None = Field(None, description="A built-in training; or give `command`.")
-    command: Annotated[list[str] | None, Field(description="Any program that trains; restarted until it exits 0.")] = None
-    framework: Literal["jax"] = Field("jax", description="Framework of the built-in trainer.")
-    steps: int = Field(1000, ge=1, description="Total number of training steps.")
-    checkpoints: CheckpointRule = Field(CheckpointRule(), description="At which steps a segment ends.")
-    slice: Slice = Field(Slice(), description="The TPU slice to train on.")
+    training: Training | None = Field(default=None, description="A built-in training; or give `command`.")
+    command: Annotated[
+        list[str] | None, Field(description="Any program that trains; restarted until it exits 0.")
+    ] = None
+    contract: bool = Field(
+        default=False,
+        description="The command restores, logs and checkpoints through tpu.runtime.segment, so it has segments; "
+        "without it a command is one segment and resumes by its own means.",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=2**32, description="RELAY_SEED of a command; a built-in training has its own."
+    )
+    framework: Literal["jax"] = Field(default="jax", description="Framework of the built-in trainer.")
+    steps: int = Field(default=1000, ge=1, description="Total number of training steps.")
+    checkpoints: CheckpointRule = Field(
+        default=CheckpointRule(), description="At which steps a segment ends."
+    )
+    slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
     code: str = Field(
-        "working-tree",
+        default="working-tree",
         description="Program's source: working-tree (from a terminal), a git URL or path with @commit, or a gs:// bundle.",
         examples=["working-tree", "https://github.com/me/project@3f2a91c", "gs://my-bucket/code.tar.gz"],
     )
-    environment: Environment = Field(Environment(), description="Python and packages of the program.")
-    variables: dict[str, str] = Field({}, description="Environment variables of the program (they are recorded).")
+    environment: Environment = Field(default=Environment(), description="Python and packages of the program.")
+    variables: dict[str, str] = Field(
+        default={}, description="Environment variables of the program (they are recorded)."
+    )
     secrets: dict[str, str] = Field(
-        {},
+        default={},
         description="Secret variables: NAME → env:VARIABLE of the flow, or block:NAME of a Prefect Secret block.",
     )
-    evaluate: Literal["commits", "final", "never"] = Field("commits", description="Which checkpoints are evaluated.")
+    evaluate: Literal["commits", "final", "never"] = Field(
+        default="commits", description="Which checkpoints are evaluated."
+    )
     evaluate_command: list[str] | None = Field(
-        None,
+        default=None,
         description="Your own evaluation: gets RELAY_RUN_DIR, RELAY_STEP and RELAY_CHECKPOINT, and prints one JSON line last.",
     )
-    budget: Budget = Field(Budget(), description="How often an attempt may end for each reason.")
-    grace_seconds: float = Field(25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s.")
-    progress_minutes: float = Field(20, gt=0, description="A gang without a new step for so long is taken as hung.")
-    allow_mixed: bool = Field(False, description="Resume also on another chip or library version; marks the run mixed.")
+    budget: Budget = Field(default=Budget(), description="How often an attempt may end for each reason.")
+    grace_seconds: float = Field(
+        default=25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s."
+    )
+    progress_minutes: float = Field(
+        default=20, gt=0, description="A gang without a new step for so long is taken as hung."
+    )
+    allow_mixed: bool = Field(
+        default=False, description="Resume also on another chip or library version; marks the run mixed."
+    )
 
     @field_validator("command", "evaluate_command", mode="before")
     @classmethod
@@ -120,11 +156,30 @@ class RunConfig(_Part):
     @model_validator(mode="after")
     def _one_program(self) -> RunConfig:
         if (self.training is None) == (self.command is None):
-            raise ValueError("give exactly one of `training` (a built-in trainer) and `command` (any program)")
+            raise ValueError(
+                "give exactly one of `training` (a built-in trainer) and `command` (any program)"
+            )
         if self.command == []:
-            raise ValueError("`command` is empty: write the program and its arguments, such as: python train.py")
+            raise ValueError(
+                "`command` is empty: write the program and its arguments, such as: python train.py"
+            )
+        if self.training is not None and (self.contract or self.seed):
+            raise ValueError(
+                "`contract` and `seed` belong to a `command`; the seed of a training is training.seed"
+            )
         stop_steps(self.checkpoints, self.steps)  # refuses impossible rules here, before anything is made
         return self
+
+    @property
+    def commits(self) -> bool:
+        """Whether the program commits checkpoints of ours; a foreign command's end is its exit code 0."""
+        return self.command is None or self.contract
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the checkpoint of `step` is to be evaluated."""
+        if not self.commits or (self.command and not self.evaluate_command):
+            return False
+        return self.evaluate == "commits" or (self.evaluate == "final" and step == self.steps)
 
     def numbers(self, data_sha256: str | None) -> dict[str, Any]:
         """The part of the configuration that changes numbers.
@@ -135,6 +190,7 @@ class RunConfig(_Part):
             "framework": self.framework,
             "training": self.training.model_dump(mode="json") if self.training else None,
             "command": self.command,
+            "seed": self.seed,
             "accelerator_type": self.slice.accelerator_type,
             "variables": dict(sorted(self.variables.items())),
             "data_sha256": data_sha256,
@@ -190,19 +246,14 @@ def load_run_config(path: Path, changes: dict[str, Any] | None = None) -> RunCon
         raise RunConfigError(f"cannot read {path}: {error.strerror}") from None
     except yaml.YAMLError as error:
         raise RunConfigError(f"{path} is not YAML: {error}") from None
-    for dotted, value in (changes or {}).items():
-        target = values if isinstance(values, dict) else {}
-        *parents, leaf = dotted.split(".")
-        for parent in parents:
-            inner = target.get(parent)
-            if not isinstance(inner, dict):
-                inner = target[parent] = {}
-            target = inner
-        target[leaf] = value
+    if isinstance(values, dict):
+        apply_changes(values, changes or {})
     try:
         return parse_run_config(values)
     except RunConfigError as error:
-        raise RunConfigError(f"{path}:\n" + "\n".join(f"  {line}" for line in str(error).splitlines())) from None
+        raise RunConfigError(
+            f"{path}:\n" + "\n".join(f"  {line}" for line in str(error).splitlines())
+        ) from None
 
 
 def parse_changes(assignments: list[str]) -> dict[str, Any]:
@@ -218,3 +269,15 @@ def parse_changes(assignments: list[str]) -> dict[str, Any]:
             raise RunConfigError(f"write FIELD=VALUE, such as training.seed=3; found {assignment!r}")
         changes[field] = yaml.safe_load(text)
     return changes
+
+
+def apply_changes(values: dict[str, Any], changes: dict[str, Any]) -> None:
+    """Set dotted fields such as `training.seed` in a nested mapping, in place."""
+    for dotted, value in changes.items():
+        *parents, leaf = dotted.split(".")
+        target = values
+        for parent in parents:
+            if not isinstance(target.get(parent), dict):
+                target[parent] = {}
+            target = target[parent]
+        target[leaf] = value

@@ -138,9 +138,7 @@ def claim(run_dir: str, owner: Owner, over: tuple[ControllerState, int] | None) 
     return Controller(run_dir, state, generation)
 
 
-def may_claim(
-    state: ControllerState, owner: Owner, silent_s: float, take_over: bool
-) -> tuple[bool, str]:
+def may_claim(state: ControllerState, owner: Owner, silent_s: float, take_over: bool) -> tuple[bool, str]:
     """Whether `owner` may take the run from `state.owner`, silent for `silent_s` seconds, and why."""
     if state.released:
         return True, "nobody drives the run"

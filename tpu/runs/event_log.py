@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from tpu.checkpoint import objects
-from tpu.checkpoint.files import filesystem
+from tpu.checkpoint import files, objects
+
+READERS = 8
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,6 @@ class EventLog:
 
 def load_events(run_dir: str) -> list[RunEvent]:
     """All events of a run in order; empty for a run that has none yet."""
-    files = filesystem()
-    paths = sorted(files.find(f"{run_dir}/events"))
-    contents = files.cat(paths) if paths else {}
-    return [RunEvent(**json.loads(contents[path])) for path in sorted(contents)]
+    with ThreadPoolExecutor(READERS) as readers:
+        contents = readers.map(files.read, sorted(files.names(f"{run_dir}/events")))
+        return [RunEvent(**json.loads(content)) for content in contents]

@@ -14,7 +14,17 @@ from typing import Any, Literal, get_args
 from tpu.runs.event_log import RunEvent
 
 Bucket = Literal[
-    "step", "wasted", "provisioning", "sync", "start", "restore", "compile", "save", "evaluation wait", "idle", "other"
+    "step",
+    "wasted",
+    "provisioning",
+    "sync",
+    "start",
+    "restore",
+    "compile",
+    "save",
+    "evaluation wait",
+    "idle",
+    "other",
 ]
 # In a second that several would claim, the first in this order has it.
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -52,7 +62,8 @@ def partition(intervals: Iterable[Interval], start: float, end: float) -> dict[B
     for left, right in pairwise(sorted(changes)):
         for bucket, change in changes[left]:
             active[bucket] += change
-        seconds[next((b for b in BUCKETS if active[b]), "other")] += right - left
+        owner: Bucket = next((b for b in BUCKETS if active[b]), "other")
+        seconds[owner] += right - left
     return seconds
 
 
@@ -113,6 +124,8 @@ def run_intervals(events: Sequence[RunEvent]) -> list[Interval]:
     return intervals
 
 
-def _close(intervals: list[Interval], open_at: dict[str, float], key: str, bucket: Bucket, end: float) -> None:
+def _close(
+    intervals: list[Interval], open_at: dict[str, float], key: str, bucket: Bucket, end: float
+) -> None:
     if (begin := open_at.pop(key, None)) is not None:
         intervals.append(Interval(bucket, begin, end))

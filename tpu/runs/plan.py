@@ -10,11 +10,17 @@ class CheckpointRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    every: int | None = Field(None, ge=1, description="Every so many steps.")
-    log_spaced: int | None = Field(None, ge=1, description="So many steps, evenly spaced on a logarithmic scale from 1.")
-    at: list[int] | None = Field(None, min_length=1, description="At these steps.")
-    keep_last: int | None = Field(None, ge=2, description="Keep only this many newest checkpoints; all if empty.")
-    keep_every: int | None = Field(None, ge=1, description="With keep_last: also keep multiples of this step.")
+    every: int | None = Field(default=None, ge=1, description="Every so many steps.")
+    log_spaced: int | None = Field(
+        default=None, ge=1, description="So many steps, evenly spaced on a logarithmic scale from 1."
+    )
+    at: list[int] | None = Field(default=None, min_length=1, description="At these steps.")
+    keep_last: int | None = Field(
+        default=None, ge=2, description="Keep only this many newest checkpoints; all if empty."
+    )
+    keep_every: int | None = Field(
+        default=None, ge=1, description="With keep_last: also keep multiples of this step."
+    )
 
     @model_validator(mode="after")
     def _one_rule(self) -> CheckpointRule:

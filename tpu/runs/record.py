@@ -10,6 +10,7 @@ from typing import Any
 from tpu.checkpoint import objects
 from tpu.runs.config import RunConfig, configuration_hash, differences, parse_run_config
 from tpu.runs.plan import stop_steps
+from tpu.train.text import text_sha256
 
 
 class RunNameTaken(ValueError):
@@ -44,7 +45,7 @@ class RunRecord:
         """Stop steps of the segments, ascending. An extension adds some behind the old end and moves none."""
         totals = [self.extensions[0][0] if self.extensions else self.config.steps]
         totals += [to for _, to in self.extensions]
-        if self.config.command:
+        if not self.config.commits:
             return (totals[-1],)
         rule = self.config.checkpoints
         stops = set(stop_steps(rule, totals[0]))
@@ -83,6 +84,17 @@ class RunRecord:
         )
 
 
+def data_hash(config: RunConfig) -> str | None:
+    """SHA-256 of the text that a run trains on, so that changed data is noticed; None if it draws its data.
+
+    Raises:
+        tpu.train.text.TextNotFoundError: there is no such text.
+    """
+    if config.training is None or config.training.workload.kind != "bytelm":
+        return None
+    return text_sha256(list(config.training.workload.text))
+
+
 def run_directory(bucket: str, name: str) -> str:
     """`gs://…/runs/<name>`."""
     return f"{bucket}/runs/{name}"
@@ -100,32 +112,37 @@ def load_record(run_dir: str) -> RunRecord:
     return RunRecord.from_json(found[0])
 
 
-def create_or_take_up(run_dir: str, record: RunRecord) -> tuple[RunRecord, bool]:
-    """Create the run, or take up the one that exists with the same numbers; says whether it is new.
+def create_or_take_up(run_dir: str, record: RunRecord) -> RunRecord:
+    """Create the run; if it exists with the same numbers, the record that stands there is the answer.
 
     Raises:
         RunNameTaken: the name belongs to a run whose parameters would differ.
     """
-    url = f"{run_dir}/run.json"
     try:
-        objects.create_exclusive(url, record.to_json())
-        return record, True
+        objects.create_exclusive(f"{run_dir}/run.json", record.to_json())
     except objects.ObjectExists:
         existing = load_record(run_dir)
+        check_same(existing, record)
+        return existing
+    return record
+
+
+def check_same(existing: RunRecord, wanted: RunRecord) -> None:
+    """Raises RunNameTaken, with the difference, if a run would not compute what the existing one does."""
+    name = wanted.config.name
     changed = differences(
-        existing.config.numbers(existing.data_sha256), record.config.numbers(record.data_sha256)
+        existing.config.numbers(existing.data_sha256), wanted.config.numbers(wanted.data_sha256)
     )
     if changed:
         raise RunNameTaken(
-            f"the run {record.config.name} exists with another configuration; nothing was changed. "
-            "Choose another name, or fork it.\n" + "\n".join(f"  {line}" for line in changed)
+            f"the run {name} exists with another configuration; nothing was changed. Choose another name, or fork it.\n"
+            + "\n".join(f"  {line}" for line in changed)
         )
-    if existing.config.steps != record.config.steps:
+    if existing.config.steps != wanted.config.steps:
         raise RunNameTaken(
-            f"the run {record.config.name} has {existing.config.steps} steps, not {record.config.steps}; "
-            f"nothing was changed. To go on further: relay extend {record.config.name} --steps N"
+            f"the run {name} has {existing.config.steps} steps, not {wanted.config.steps}; nothing was changed. "
+            f"To go on further: relay extend {name} --steps {max(existing.config.steps, wanted.config.steps)}"
         )
-    return existing, False
 
 
 def extend(run_dir: str, steps: int) -> RunRecord:

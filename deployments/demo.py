@@ -1,0 +1,156 @@
+"""The main job on one machine: an emulated Cloud TPU, a Prefect server, and a training that is preempted twice.
+
+Afterwards the same configuration is trained without a preemption, and the parameters are compared byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from deployments.prefect_server import prefect_server
+from tpu.checkpoint.digest import run_digest
+from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint.files import filesystem
+from tpu.emulator.emulator import Emulator
+from tpu.runs.config import RunConfig, load_run_config
+from tpu.runs.record import run_directory
+
+RELAY_FOLDER = Path(".relay")
+# Shorter than a line of Prefect's own, so that an event stays on one line of a terminal.
+PLAIN_LOG = {
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s | %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s | %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT": "%H:%M:%S",
+}
+
+
+def say(text: str) -> None:
+    print(f"== {text}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m deployments.demo", description=__doc__)
+    parser.add_argument("run", nargs="?", default="icl", help="icl or bytelm: a file of deployments/runs")
+    parser.add_argument(
+        "--preemptions", type=int, default=2, help="how often the slice is taken away (default 2)"
+    )
+    parser.add_argument(
+        "--no-check", action="store_true", help="do not train the run a second time undisturbed"
+    )
+    parser.add_argument("--ui", action="store_true", help="only serve the Prefect UI with the runs so far")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with contextlib.suppress(KeyboardInterrupt):
+        if arguments.ui:
+            serve_ui()
+        else:
+            demonstrate(arguments.run, arguments.preemptions, check=not arguments.no_check)
+
+
+def demonstrate(run: str, preemptions: int, check: bool) -> None:
+    """Train, preempt, report, compare. Exits 1 if the flow fails or the parameters differ."""
+    file = Path(f"deployments/runs/{run}.yaml")
+    config = load_run_config(file)
+    began = time.monotonic()
+    say("starting the Prefect server and the emulated Cloud TPU (about 15 s)")
+    with prefect_server(RELAY_FOLDER / "prefect") as prefect, Emulator() as emulator:
+        os.environ.update(emulator.env)  # for the readers of the bucket below
+        say(f"Prefect UI while this runs: {prefect['PREFECT_API_URL'].removesuffix('/api')}/runs")
+        environment = os.environ | prefect | PLAIN_LOG
+        say(f"training {config.name}: {config.steps} steps on an emulated {config.slice.provisioning} "
+            f"{config.slice.accelerator_type}, with {preemptions} preemptions")  # fmt: skip
+        run_dir = run_directory(emulator.env["TPU_RELAY_BUCKET"], config.name)
+        with flow_process([str(file)], environment) as flow:
+            for number in range(preemptions):
+                preempt(emulator, flow, run_dir, config, number, preemptions)
+        if flow.returncode != 0:
+            sys.exit(f"the flow failed with exit code {flow.returncode}")
+        folder = keep(run_dir, config.name)
+        print((folder / "report" / "report.md").read_text())
+        say(f"report, checkpoints, metrics and logs are kept in {folder}")
+        if check:
+            compare(file, config, environment, run_dir)
+        say(f"done in {time.monotonic() - began:.0f} s; `make ui` shows the run page again")
+
+
+def preempt(
+    emulator: Emulator, flow: subprocess.Popen[bytes], run_dir: str, config: RunConfig, number: int, of: int
+) -> None:
+    """Take the slice away in the middle of a segment, the first time with the 30 s notice, then without."""
+    wanted = config.steps * (number + 1) / (of + 1)
+    if not wait(
+        flow, lambda: (newest := load_fence(run_dir).newest()) is not None and newest.step >= wanted - 1
+    ):
+        return
+    time.sleep(1.5)  # into the next segment; when exactly does not matter to the bits
+    nodes = [node["name"] for node in emulator.nodes() if node["state"] == "READY"]
+    if flow.poll() is None and nodes:
+        notice = number % 2 == 0
+        say(f"preempting {nodes[0]} {'with 30 s notice' if notice else 'without notice'}")
+        emulator.preempt(nodes[0], notice=notice)
+
+
+def compare(file: Path, config: RunConfig, environment: dict[str, str], run_dir: str) -> None:
+    """Train the same numbers undisturbed and compare the parameters' hashes."""
+    name = f"{config.name}-undisturbed"
+    say("the same training again, without preemptions, to compare")
+    with flow_process([str(file), "--name", name, "--set", "evaluate=never"], environment) as flow:
+        pass
+    if flow.returncode != 0:
+        sys.exit(f"the undisturbed run failed with exit code {flow.returncode}")
+    ours, undisturbed = run_digest(run_dir, config.steps), run_digest(f"{run_dir}-undisturbed", config.steps)
+    say(f"parameters after preemptions  {ours}")
+    say(f"parameters undisturbed        {undisturbed}")
+    if ours != undisturbed:
+        sys.exit("the parameters DIFFER: this is a defect, please report it")
+    say("the same bits")
+
+
+@contextlib.contextmanager
+def flow_process(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m flows.train`; waited for at the end of the block, interrupted if the block is."""
+    flow = subprocess.Popen(
+        [sys.executable, "-m", "flows.train", *arguments], env=environment, stdin=subprocess.DEVNULL
+    )
+    try:
+        yield flow
+        flow.wait()
+    finally:
+        if flow.poll() is None:
+            flow.send_signal(signal.SIGINT)
+            flow.wait()
+
+
+def wait(flow: subprocess.Popen[bytes], condition: Callable[[], bool]) -> bool:
+    """Poll until the condition holds; False if the flow ended before."""
+    while flow.poll() is None:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def keep(run_dir: str, name: str) -> Path:
+    """Copy a run out of the emulated bucket, which ends with the emulator."""
+    folder = RELAY_FOLDER / "runs" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    filesystem().get(f"{run_dir}/", f"{folder}/", recursive=True)
+    return folder
+
+
+def serve_ui() -> None:
+    with prefect_server(RELAY_FOLDER / "prefect") as environment:
+        say(f"Prefect UI: {environment['PREFECT_API_URL'].removesuffix('/api')}/runs (Ctrl-C ends it)")
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

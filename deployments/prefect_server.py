@@ -1,0 +1,86 @@
+"""A Prefect server of one's own, with its database in a folder, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+START_S = 120.0
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Variables for everything that uses the server's folder; recording is batched, as a run makes bursts of records."""
+    return {
+        "PREFECT_HOME": str(folder),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+    }
+
+
+@contextlib.contextmanager
+def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, str]]:
+    """Start a server and give the variables under which flows find it; ends it afterwards.
+
+    Raises:
+        RuntimeError: it did not come up; the message names its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    environment = settings(folder) | {"PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
+    log = folder / "server.log"
+    with log.open("ab") as output:
+        server = subprocess.Popen(
+            [
+                Path(sys.executable).parent / "prefect",
+                "server",
+                "start",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+            ],
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        _wait_until_healthy(server, f"http://127.0.0.1:{port}/api/health", log)
+        yield environment
+    finally:
+        server.terminate()
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2):
+            return
+        time.sleep(0.2)  # polling another process: there is nothing to be told by
+    raise RuntimeError(f"the Prefect server did not come up; its log: {log}")

@@ -1,0 +1,86 @@
+"""The command line of a flow: a YAML file, changes over it, and a dry run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect import Flow
+
+from tpu.connection import Connection, ConnectionSettingsError
+from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
+from tpu.runs.plan import stop_steps
+from tpu.runs.record import RunNotFound, load_record, run_directory
+from tpu.topology import accelerator_type
+
+
+def train_from_terminal(train: Flow[..., Any]) -> None:
+    """Parse the arguments, check everything that can be checked, then run the flow. Exits 2 on a wrong argument."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.train",
+        description="Train one run on preemptible TPU slices. Started again with the same file it goes on where it was.",
+        epilog="Addresses come from TPU_RELAY_PROJECT, TPU_RELAY_BUCKET and the like; `python -m tpu.emulator up` starts "
+        "an emulated cloud and prints them.",
+    )
+    parser.add_argument(
+        "config", type=Path, nargs="?", help="a run configuration, such as deployments/runs/icl.yaml"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run of the bucket, in place of a file")
+    parser.add_argument("--name", help="name of the run, in place of the file's")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes",
+                        help="change a field, such as training.seed=3; may be given more than once")  # fmt: skip
+    parser.add_argument(
+        "--take-over", action="store_true", help="take the run from a driver that is still alive"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what would be made and what it costs; call nothing"
+    )
+    arguments = parser.parse_args()
+    try:
+        changes = parse_changes(arguments.changes)
+        if arguments.name:
+            changes["name"] = arguments.name
+        if (arguments.config is None) == (arguments.resume is None):
+            raise RunConfigError("give a configuration file, or --resume RUN")
+        run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
+    except (RunConfigError, RunNotFound, ConnectionSettingsError) as error:
+        sys.exit(f"{parser.prog}: {error}")
+    if arguments.dry_run:
+        print(describe(run))
+        return
+    try:
+        asyncio.run(train(run, take_over=arguments.take_over))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:  # the flow has logged it with its traceback; a second one helps nobody
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _recorded(name: str) -> RunConfig:
+    return load_record(run_directory(Connection.from_environment().bucket, name)).config
+
+
+def describe(run: RunConfig) -> str:
+    """What a run would make, in a few lines."""
+    kind = accelerator_type(run.slice.accelerator_type)
+    stops = stop_steps(run.checkpoints, run.steps) if run.commits else (run.steps,)
+    shown = ", ".join(map(str, stops[:8])) + (f", … {stops[-1]}" if len(stops) > 8 else "")
+    price = run.slice.price_an_hour
+    cost = f"${price:.2f} an hour" if price is not None else "unknown: set slice.price_an_hour"
+    program = (
+        " ".join(run.command) if run.command else f"the built-in {run.training.workload.kind} training in JAX"
+    )  # type: ignore[union-attr]
+    return "\n".join(
+        [
+            f"run        {run.name}: {program}, {run.steps} steps",
+            f"slice      one {run.slice.provisioning} {kind.name} in {run.slice.zone}: {kind.chips} chips, {kind.hosts} host(s), "
+            f"image {run.slice.runtime_version or kind.runtime_version}",
+            f"cost       {cost}, while the slice exists",
+            f"segments   {len(stops)}, ending at steps {shown}",
+            f"code       {run.code}",
+            "nothing was made (dry run)",
+        ]
+    )

@@ -1,0 +1,74 @@
+"""Train a run to its end: segments between checkpoints, each a task that is tried again after a preemption."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prefect import flow, get_run_logger
+from prefect.runtime import flow_run
+
+from flows.arguments import train_from_terminal
+from tasks.cleanup import clean_up
+from tasks.evaluate import evaluate
+from tasks.progress import Progress
+from tasks.report import publish_report
+from tasks.secrets import load_secrets
+from tasks.segment import train_segment
+from tpu.runs.config import RunConfig
+from tpu.runs.controller import ControllerLost, this_process
+from tpu.runs.driver import RunDriver
+from tpu.runs.opening import open_run
+
+
+@flow(name="train", flow_run_name="{run.name}")
+async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
+    """Train one run on preemptible TPU slices.
+
+    Args:
+        run: what to train, how far, on which slice.
+        take_over: take the run from a driver that is still alive.
+
+    Returns:
+        The report's figures: verdict, parameters' hash, goodput, evaluation.
+    """
+    log = get_run_logger()
+    async with open_run(
+        run,
+        this_process(str(flow_run.id)),
+        secrets=await load_secrets(run.secrets),
+        report=log.info,
+        listener=Progress(run, log),
+        take_over=take_over,
+    ) as driver:
+        failure: BaseException | None = None
+        evaluations: list[asyncio.Task[dict[str, float]]] = []
+        try:
+            await train_all_segments(driver, evaluations)
+        except ControllerLost:
+            raise  # another process drives the run now: nothing here may be cleaned up
+        except BaseException as error:
+            failure = error
+        await clean_up(
+            driver, "training is done" if failure is None else str(failure) or type(failure).__name__
+        )
+        async with driver.waiting_for_evaluation():
+            answers = await asyncio.gather(*evaluations, return_exceptions=True)
+        report = await publish_report(driver, failure)
+        for problem in (failure, *answers):
+            if isinstance(problem, BaseException):
+                raise problem
+        return report
+
+
+async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, float]]]) -> None:
+    """Segment after segment; the evaluation of each commit goes on beside the next segment."""
+    segments = driver.record.segments
+    for number, (start, stop) in enumerate(zip((0, *segments), segments, strict=False), 1):
+        await train_segment(driver, number, start, stop)
+        if driver.record.config.evaluates(stop):
+            evaluations.append(asyncio.create_task(evaluate(driver, stop)))
+
+
+if __name__ == "__main__":
+    train_from_terminal(train)

@@ -1,0 +1,92 @@
+"""What a person sees while a run trains: one line an event, and a progress artifact that moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+from uuid import UUID
+
+from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+
+from tpu.hosts.address import HostAddress
+from tpu.runs.config import RunConfig
+
+# The server stores each update; more often than this nobody looks.
+UPDATE_S = 3.0
+
+
+class Progress:
+    """Hears a gang and tells Prefect: program lines and events into the log, the step into an artifact."""
+
+    def __init__(self, run: RunConfig, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+        self._run = run
+        self._log = log
+        self._artifact: UUID | None = None
+        self._updated = 0.0
+        self._first: tuple[float, int] | None = None
+        self._update: asyncio.Task[None] | None = None
+
+    def on_log(self, host: HostAddress, line: str) -> None:
+        self._log.info("w%d | %s", host.index, line)
+
+    def on_event(self, host: HostAddress, record: dict[str, Any]) -> None:
+        if host.index != 0:
+            return
+        match record["event"]:
+            case "commit":
+                self._log.info("committed step %s", record["step"])
+            case "skipped":
+                self._log.warning("checkpoint of step %s (attempt %s) is not used: %s",
+                                  record["step"], record["attempt"], record["reason"])  # fmt: skip
+            case "notice":
+                self._log.warning("preemption notice: saving step %s", record["step"])
+            case "restored":
+                step, self._first = record["step"] or 0, None
+                self._log.info("restored step %s", step) if step else self._log.info("starts from step 0")
+            case "step":
+                self._on_step(record)
+
+    def _on_step(self, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        self._first = self._first or (now, record["step"])
+        busy = self._update is not None and not self._update.done()
+        if now - self._updated < UPDATE_S or busy:
+            return
+        self._updated = now
+        text = describe(record, self._run.steps, now - self._first[0], record["step"] - self._first[1])
+        self._log.info(text)
+        self._update = asyncio.create_task(self._show(100 * record["step"] / self._run.steps, text))
+
+    async def _show(self, percent: float, text: str) -> None:
+        try:
+            if self._artifact is None:
+                created = await acreate_progress_artifact(
+                    percent, key=f"progress-{self._run.name}", description=text
+                )
+                self._artifact = created if isinstance(created, UUID) else created.id
+            else:
+                await aupdate_progress_artifact(self._artifact, progress=percent, description=text)
+        except Exception as error:  # a picture of progress must never end a training
+            self._log.debug("the progress artifact was not updated: %r", error)
+
+
+def describe(record: dict[str, Any], steps: int, seconds: float, done: int) -> str:
+    """`step 400 of 1000, loss 0.512, 8.1 steps/s, 74 s to go`, from `done` steps in `seconds`."""
+    parts = [f"step {record['step']} of {steps}"]
+    parts += [
+        f"{k} {v:.4g}"
+        for k, v in record.items()
+        if k not in ("t", "event", "step") and isinstance(v, int | float)
+    ]
+    if done > 0 and seconds > 0:
+        rate = done / seconds
+        parts += [f"{rate:.3g} steps/s", f"{_duration((steps - record['step']) / rate)} to go"]
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,28 @@
+"""Get a ready slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from tpu.cloud.errors import CloudError
+from tpu.runs.driver import RunDriver
+
+
+def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
+    """A stockout, a preemption while creating or a passing fault; never a wrong zone, type or right."""
+    return isinstance(state.data, CloudError) and state.data.retryable
+
+
+@task(
+    name="provision",
+    task_run_name="provision a slice",
+    retries=10**6,
+    retry_condition_fn=worth_another_try,
+    cache_policy=NO_CACHE,
+)
+async def provision(driver: RunDriver) -> str:
+    """Return the name of a ready slice; the driver waits longer before each try and gives up at its deadline."""
+    return (await driver.provision()).name

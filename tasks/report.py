@@ -1,0 +1,49 @@
+"""Publish the final report: in the bucket, in the Prefect UI and in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import acreate_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tpu.runs.driver import RunDriver
+from tpu.runs.figures import collect, save_report
+from tpu.runs.report import loss_picture, to_markdown
+
+
+@task(name="report", task_run_name="report", cache_policy=NO_CACHE)
+async def publish_report(driver: RunDriver, failure: BaseException | None) -> dict[str, Any]:
+    """Return the report's figures."""
+    log = get_run_logger()
+    reason = None if failure is None else f"failed: {str(failure) or type(failure).__name__}"
+    report = await asyncio.to_thread(
+        collect, driver.record, driver.run_dir, driver.log.events, reason, time.time()
+    )
+    picture = await asyncio.to_thread(loss_picture, report)
+    await asyncio.to_thread(
+        save_report, driver.run_dir, to_markdown(report, "loss.png" if picture else None), picture
+    )
+    inline = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else None
+    await acreate_markdown_artifact(
+        to_markdown(report, inline),
+        key=f"report-{driver.record.config.name}",
+        description="Report of the run",
+    )
+    log.info("report: %s/report/report.md", driver.run_dir)
+    log.info("parameters sha256 %s, goodput %.0f %%", report.parameters_sha256, 100 * report.goodput)
+    return {
+        "run": driver.record.config.name,
+        "verdict": report.verdict,
+        "parameters_sha256": report.parameters_sha256,
+        "attempts": len(report.attempts),
+        "goodput": report.goodput,
+        "wall_s": report.wall_s,
+        "seconds": dict(report.seconds),
+        "dollars": report.dollars,
+        "evaluation": report.evaluations[max(report.evaluations)] if report.evaluations else None,
+    }

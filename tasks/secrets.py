@@ -1,0 +1,28 @@
+"""Values of a run's secret variables, from the environment or from Prefect Secret blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect.blocks.system import Secret
+
+from tpu.runs.opening import environment_secret
+
+
+async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
+    """Secret values by variable name. They go to the hosts on standard input and are masked in every log.
+
+    Raises:
+        LookupError: a variable is not set, or there is no such block.
+    """
+    values = {}
+    for name, source in sources.items():
+        kind, _, target = source.partition(":")
+        if kind == "env":
+            values[name] = environment_secret(name, target)
+        else:
+            try:
+                values[name] = str((await Secret.aload(target)).get())
+            except ValueError as error:
+                raise LookupError(f"secret {name}: there is no Prefect Secret block {target!r}") from error
+    return values

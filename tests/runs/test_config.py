@@ -1,0 +1,91 @@
+from pathlib import Path
+
+import pytest
+
+from tpu.runs.config import (
+    RunConfigError,
+    configuration_hash,
+    differences,
+    load_run_config,
+    parse_changes,
+    parse_run_config,
+)
+
+ICL = {"name": "a-run", "training": {"workload": {"kind": "icl"}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "Upper"}, "name: .*'Upper'"),
+        ({"name": "x" * 41}, "name: "),
+        ({"stepps": 3}, "stepps: there is no such field"),
+        ({"steps": 0}, "steps: .*greater than or equal to 1 .found 0"),
+        ({"slice": {"accelerator_type": "v4-9"}}, "slice.accelerator_type: .*v4-8"),
+        ({"command": "python train.py"}, "exactly one of `training`"),
+        ({"training": None}, "exactly one of `training`"),
+        ({"training": {"workload": {"kind": "chess"}}}, "training.workload: .*'icl'"),
+        (
+            {"training": {"workload": {"kind": "icl", "modle": 1}}},
+            "training.workload.modle: there is no such field",
+        ),
+        ({"secrets": {"KEY": "hunter2"}}, "KEY: write env:VARIABLE"),
+        ({"checkpoints": {"at": [2000]}}, "2000 is not between 1 and steps"),
+        ({"checkpoints": {"every": 5, "log_spaced": 5}}, "checkpoints: give one of"),
+    ],
+)
+def test_a_wrong_field_gets_one_line_that_names_it(change, message):
+    with pytest.raises(RunConfigError, match=message):
+        parse_run_config(ICL | change)
+
+
+def test_a_secret_value_is_never_shown():
+    with pytest.raises(RunConfigError) as refused:
+        parse_run_config(ICL | {"secrets": {"KEY": "hunter2"}})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_only_what_changes_numbers_is_hashed():
+    def hash_of(**change):
+        return configuration_hash(parse_run_config(ICL | change).numbers(None))
+
+    same = hash_of()
+    assert (
+        hash_of(
+            name="b", steps=7, checkpoints={"every": 3}, evaluate="never", slice={"zone": "us-central1-a"}
+        )
+        == same
+    )
+    assert hash_of(training={"workload": {"kind": "icl"}, "seed": 1}) != same
+    assert hash_of(slice={"accelerator_type": "v4-16"}) != same
+    assert hash_of(variables={"XLA_FLAGS": "--x"}) != same
+
+
+def test_differences_name_each_field():
+    assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": None}) == ["a.c: 2 → 3"]
+
+
+def test_a_command_is_split_as_a_shell_would():
+    assert parse_run_config({"name": "c", "command": "python 'my train.py' --x 1"}).command == [
+        "python", "my train.py", "--x", "1",
+    ]  # fmt: skip
+
+
+def test_yaml_with_changes(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("name: a\ntraining: {workload: {kind: icl}}\n")
+    run = load_run_config(file, parse_changes(["training.seed=3", "checkpoints.every=10", "steps=50"]))
+    assert run.training is not None
+    assert (run.training.seed, run.checkpoints.every, run.steps) == (3, 10, 50)
+    with pytest.raises(RunConfigError, match="FIELD=VALUE"):
+        parse_changes(["seed"])
+    file.write_text("name: [")
+    with pytest.raises(RunConfigError, match="not YAML"):
+        load_run_config(file)
+    with pytest.raises(RunConfigError, match="cannot read"):
+        load_run_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(Path("deployments/runs").glob("*.yaml")), ids=lambda f: f.stem)
+def test_configurations_that_come_with_the_project_are_right(file):
+    assert load_run_config(file).name

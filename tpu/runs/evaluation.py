@@ -1,0 +1,76 @@
+"""Run an evaluator on a checkpoint as a process of its own, and keep its answer in the bucket under the step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Callable
+
+from tpu.checkpoint import objects
+from tpu.runs.record import RunRecord
+
+EVALUATION_S = 3600.0
+
+
+class EvaluationFailed(RuntimeError):
+    """The evaluator did not exit with 0 or printed no JSON object last; the message holds its last words."""
+
+
+def evaluation_url(run_dir: str, step: int) -> str:
+    return f"{run_dir}/evaluations/{step}.json"
+
+
+def load_evaluation(run_dir: str, step: int) -> dict[str, float] | None:
+    """What an evaluation of `step` gave, or None if there was none."""
+    found = objects.read(evaluation_url(run_dir, step))
+    return json.loads(found[0]) if found else None
+
+
+async def evaluate_checkpoint(
+    record: RunRecord, run_dir: str, step: int, report: Callable[[str], None]
+) -> dict[str, float]:
+    """Metrics of the checkpoint of `step`, from the bucket if they are there already.
+
+    Raises:
+        EvaluationFailed: the evaluator failed.
+    """
+    if (known := await asyncio.to_thread(load_evaluation, run_dir, step)) is not None:
+        return known
+    command = record.config.evaluate_command or [
+        sys.executable,
+        "-m",
+        "tpu.train.evaluate",
+        run_dir,
+        str(step),
+    ]
+    # The flow's machine may have no accelerator, and the flow and its emulator need the processor too.
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RELAY_RUN_DIR": run_dir, "RELAY_STEP": str(step)}
+    process = await asyncio.create_subprocess_exec(
+        *command, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), EVALUATION_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    lines = out.decode(errors="replace").strip().splitlines()
+    try:
+        if process.returncode != 0:
+            raise ValueError
+        metrics = json.loads(lines[-1])
+        if not isinstance(metrics, dict):
+            raise ValueError
+    except (ValueError, IndexError):
+        words = "\n".join(err.decode(errors="replace").strip().splitlines()[-15:])
+        raise EvaluationFailed(f"evaluation of step {step} exited {process.returncode}:\n{words}") from None
+    try:
+        await asyncio.to_thread(
+            objects.create_exclusive, evaluation_url(run_dir, step), json.dumps(metrics).encode()
+        )
+    except objects.ObjectExists:
+        report(f"step {step} was evaluated twice at the same time; the first answer stands")
+    return metrics

@@ -1,0 +1,158 @@
+"""From a run's record to what is asked of cloud and hosts, and from what was seen back to evidence. Pure."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+from tpu.checkpoint.fence import Commit
+from tpu.connection import Connection
+from tpu.hosts.gang import GangSpec
+from tpu.hosts.identity import Identity
+from tpu.runs.code import Bundle, CodeError
+from tpu.runs.config import RunConfig
+from tpu.runs.plan import CheckpointRule
+from tpu.runs.record import RunRecord
+from tpu.runs.sync import Installed
+from tpu.runs.watch import GangView
+from tpu.runtime.environment import training_environment
+from tpu.slices.labels import ownership_labels
+from tpu.slices.provision import ReadySlice
+from tpu.slices.request import SliceRequest
+from tpu.slices.verdict import Evidence, HostEvidence
+from tpu.topology import accelerator_type
+
+POOL = "default"
+TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"]}
+# The host's own PYTHONPATH and PATH stay behind ours: an image may need them.
+_WITH_PATHS = (
+    'PYTHONPATH="$RELAY_PYTHONPATH${PYTHONPATH:+:$PYTHONPATH}" PATH="$RELAY_PATH:$PATH"; '
+    'export PYTHONPATH PATH; exec "$@"'
+)
+
+
+def slice_request(config: RunConfig, connection: Connection, identity: Identity) -> SliceRequest:
+    """The slice that a configuration asks for."""
+    wanted = config.slice
+    metadata = {"ssh-keys": f"{connection.ssh_user}:{identity.public_line}"}
+    if wanted.startup_script:
+        metadata["startup-script"] = wanted.startup_script
+    return SliceRequest(
+        zone=wanted.zone,
+        accelerator_type=wanted.accelerator_type,
+        provisioning=wanted.provisioning,
+        runtime_version=wanted.runtime_version,
+        network=wanted.network,
+        subnetwork=wanted.subnetwork,
+        external_ips=wanted.external_ips,
+        service_account=wanted.service_account,
+        metadata=metadata,
+        labels=ownership_labels(POOL, connection.ssh_user, config.name),
+        deadline_s=wanted.ready_minutes * 60,
+    )
+
+
+def requirements_text(config: RunConfig, code: Bundle) -> str | None:
+    """Text of the program's requirements file out of its bundle; None if it names none.
+
+    Raises:
+        CodeError: the bundle has no such file.
+    """
+    path = config.environment.requirements
+    if path is None:
+        return None
+    with tarfile.open(fileobj=io.BytesIO(code.data), mode="r:gz") as archive:
+        try:
+            content = archive.extractfile(path)
+        except KeyError:
+            content = None
+        if content is None:
+            raise CodeError(f"environment.requirements: there is no file {path} in {code.source}")
+        return content.read().decode()
+
+
+def gang_spec(
+    record: RunRecord,
+    run_dir: str,
+    attempt: int,
+    resume: Commit | None,
+    ready: ReadySlice,
+    installed: Installed,
+    secrets: dict[str, str],
+) -> GangSpec:
+    """What every host of the slice is to run for this attempt."""
+    config = record.config
+    kind = accelerator_type(config.slice.accelerator_type)
+    program = config.command or [installed.python, *TRAINERS[config.framework]]
+    common = config.variables | {
+        "RELAY_RUN_DIR": run_dir,
+        "RELAY_RESUME": f"{resume.step}/{resume.attempt}" if resume else "",
+        "RELAY_STOP_STEPS": ",".join(map(str, record.segments)),
+        "RELAY_LAST_STEP": str(config.steps),
+        "RELAY_SEED": str(config.training.seed if config.training else config.seed),
+        "RELAY_ALLOW_MIXED": "1" if config.allow_mixed else "0",
+        "RELAY_KEEP": keep_rule(config.checkpoints),
+        "RELAY_PYTHONPATH": ":".join(installed.python_path),
+        "RELAY_PATH": installed.bin_folder,
+    }
+    environments = {
+        host: common
+        | training_environment(
+            accelerator=kind,
+            host_index=host.index,
+            hostnames=[other.internal for other in ready.hosts],
+            attempt=attempt,
+            run=config.name,
+        )
+        | secrets
+        for host in ready.hosts
+    }
+    training = (
+        config.training.model_dump(mode="json") | {"data_sha256": record.data_sha256}
+        if config.training
+        else {}
+    )
+    return GangSpec(
+        run=config.name,
+        attempt=attempt,
+        argv=["/bin/sh", "-c", _WITH_PATHS, "sh", *program],
+        environments=environments,
+        files={"config.json": json.dumps(training)},
+        log_target=f"{run_dir}/logs/{attempt}",
+        secrets=list(secrets.values()),
+        grace_s=config.grace_seconds,
+        cwd=installed.folder,
+    )
+
+
+def keep_rule(rule: CheckpointRule) -> str:
+    """The keep rule as the contract has it: JSON, or empty if every checkpoint is kept."""
+    if rule.keep_last is None:
+        return ""
+    return json.dumps({"last": rule.keep_last, "every": rule.keep_every})
+
+
+def evidence(view: GangView, last_step: int | None, stopped: str | None) -> Evidence:
+    """What was seen of a gang that ended, for the verdict. `last_step` is None for a foreign command."""
+    return Evidence(
+        hosts=tuple(
+            HostEvidence(
+                host=host.address.name,
+                exit_code=host.exit_code,
+                signal=host.exit_signal,
+                noticed=host.noticed,
+                lost=host.lost,
+                at_s=host.ended_at,
+                last_lines=tuple(host.tail),
+            )
+            for host in view.hosts
+        ),
+        condition=view.cloud,
+        stop_wanted=stopped,
+        stalled=f"no step for {view.hung_s:.0f} s after step {view.step}"
+        if view.hung_s is not None
+        else None,
+        diverged=view.diverged,
+        finished=last_step is not None and view.committed >= last_step and view.finished,
+    )

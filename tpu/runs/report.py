@@ -1,0 +1,228 @@
+"""The report of a run: pure functions from its events, metrics and evaluations to figures and Markdown."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpu.runs.event_log import RunEvent
+from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
+from tpu.runs.record import RunRecord
+
+
+@dataclass(frozen=True)
+class SegmentRow:
+    """One segment: `attempts` that trained in it, and for each that ended there, why."""
+
+    number: int
+    start: int
+    stop: int
+    attempts: tuple[int, ...]
+    ends: tuple[str, ...]
+    committed: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a report shows. Times in seconds, money in US dollars."""
+
+    record: RunRecord
+    verdict: str
+    parameters_sha256: str | None
+    segments: tuple[SegmentRow, ...]
+    seconds: Mapping[Bucket, float]
+    attempts: tuple[Mapping[str, Any], ...]
+    evaluations: Mapping[int, Mapping[str, Any]]
+    losses: Sequence[tuple[int, float]]
+    dollars: float | None
+    mixed: bool
+
+    @property
+    def wall_s(self) -> float:
+        return sum(self.seconds.values())
+
+    @property
+    def goodput(self) -> float:
+        """Productive step time over wall time."""
+        return self.seconds["step"] / self.wall_s if self.wall_s else 0.0
+
+
+def segment_rows(
+    segments: Sequence[int], attempts: Sequence[Mapping[str, Any]], committed: int
+) -> tuple[SegmentRow, ...]:
+    """Which attempt trained in which segment: from the step it resumed at to the step it reached."""
+    rows = []
+    for number, (start, stop) in enumerate(zip((0, *segments), segments, strict=False), 1):
+        there, ends = [], []
+        for attempt in attempts:
+            begin = attempt["resume"] or 0
+            end = max(attempt["last_commit"] or begin, begin)
+            finished = attempt["verdict"] == "finished"
+            # An attempt that ended between two commits died in the segment behind its last one.
+            if begin < stop and (end > start or (not finished and end >= start and end < stop)):
+                there.append(attempt["attempt"])
+                if not finished and start <= end < stop:
+                    ends.append(f"{attempt['attempt']}: {attempt['verdict']}, {attempt['reason']}")
+        rows.append(SegmentRow(number, start, stop, tuple(there), tuple(ends), stop <= committed))
+    return tuple(rows)
+
+
+def attempts_of(events: Sequence[RunEvent]) -> tuple[Mapping[str, Any], ...]:
+    """One mapping an attempt with a gang: how it started joined with how it ended."""
+    started = {e.detail["attempt"]: e.detail for e in events if e.kind == "attempt-started"}
+    return tuple(
+        {**started.get(e.detail["attempt"], {"resume": None}), **e.detail}
+        for e in events
+        if e.kind == "attempt-ended" and e.detail["attempt"] is not None
+    )
+
+
+def slice_dollars(events: Sequence[RunEvent], until: float) -> float | None:
+    """Price of the slices from ready to confirmed gone; None if a price is not known."""
+    prices, ready, total = {}, {}, 0.0
+    for event in events:
+        name = event.detail.get("slice")
+        if event.kind == "slice-intended":
+            prices[name] = event.detail["price_an_hour"]
+        elif event.kind == "slice-ready":
+            ready[name] = event.time
+        elif event.kind == "slice-deleted" and name in ready:
+            if prices[name] is None:
+                return None
+            total += prices[name] * (event.time - ready.pop(name)) / 3600
+    for name, since in ready.items():
+        if prices[name] is None:
+            return None
+        total += prices[name] * (until - since) / 3600
+    return total
+
+
+def make_report(
+    record: RunRecord,
+    events: Sequence[RunEvent],
+    committed: int,
+    parameters_sha256: str | None,
+    evaluations: Mapping[int, Mapping[str, Any]],
+    losses: Sequence[tuple[int, float]],
+    failure: str | None,
+    now: float,
+    mixed: bool,
+) -> Report:
+    """Join what is known of a run into its report."""
+    attempts = attempts_of(events)
+    begin = events[0].time if events else now
+    return Report(
+        record=record,
+        verdict=failure or "finished",
+        parameters_sha256=parameters_sha256,
+        segments=segment_rows(record.segments, attempts, committed),
+        seconds=partition(run_intervals(events), begin, now),
+        attempts=attempts,
+        evaluations=evaluations,
+        losses=losses,
+        dollars=slice_dollars(events, now),
+        mixed=mixed,
+    )
+
+
+def to_markdown(report: Report, picture: str | None) -> str:
+    """The report as Markdown; `picture` is a URL of the loss curve, or None."""
+    record = report.record
+    config = record.config
+    lines = [f"# Run {config.name}: {report.verdict.splitlines()[0]}", ""]
+    facts = [
+        (
+            "parameters (sha256)",
+            f"`{report.parameters_sha256}`" if report.parameters_sha256 else "none committed",
+        ),
+        ("configuration (sha256)", f"`{record.hash}`"),
+        ("code", f"{record.code['source']}, sha256 `{record.code['sha256'][:16]}…`"),
+        ("slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"),
+        ("attempts", f"{len(report.attempts)}"),
+        ("goodput", f"{report.goodput:.0%} of {report.wall_s:.0f} s"),
+        ("cost", "price not set" if report.dollars is None else f"${report.dollars:.2f}"),
+    ]
+    if record.parent:
+        facts.append(("forked from", f"{record.parent['run']} at step {record.parent['step']}"))
+    for before, to in record.extensions:
+        facts.append(("extended", f"from {before} to {to} steps"))
+    if report.mixed:
+        facts.append(("mixed", "parts of this run were computed on different chips or library versions"))
+    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts), ""]
+    lines += [
+        "## Segments",
+        "",
+        "| segment | steps | attempts | what happened |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in report.segments:
+        told = "<br>".join(f"attempt {_cell(end)}" for end in row.ends)
+        if not row.committed:
+            told = told or "not reached"
+        tried = ", ".join(map(str, row.attempts)) or "–"
+        lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} | {told or 'done'} |")
+    lines += ["", *_evaluation_lines(report)]
+    lines += ["## Where the time went", "", "| | seconds | share |", "| --- | ---: | ---: |"]
+    for bucket in BUCKETS:
+        if (seconds := report.seconds[bucket]) > 0:
+            lines.append(f"| {bucket} | {seconds:.1f} | {seconds / report.wall_s:.0%} |")
+    lines += [f"| **wall time** | **{report.wall_s:.1f}** | |", ""]
+    if picture:
+        lines += ["## Loss", "", f"![loss by step]({picture})", ""]
+    return "\n".join(lines)
+
+
+def _evaluation_lines(report: Report) -> list[str]:
+    if not report.evaluations:
+        return []
+    flat = {step: _flat(figures) for step, figures in report.evaluations.items()}
+    names = [
+        name for name in next(iter(reversed(flat.values()))) if name not in ("step", "attempt", "sequences")
+    ]
+    last = max(flat)
+    lines = ["## Evaluation", "", "| | " + " | ".join(f"step {step}" for step in sorted(flat)) + " |"]
+    lines.append("| --- |" + " ---: |" * len(flat))
+    for name in names:
+        if isinstance(flat[last].get(name), int | float):
+            cells = (f"{flat[step].get(name):.4g}" if name in flat[step] else "" for step in sorted(flat))
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}: ")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:300]
+
+
+def loss_picture(report: Report) -> bytes | None:
+    """The loss curve as PNG, starts of attempts marked; None if no loss was logged."""
+    if not report.losses:
+        return None
+    from matplotlib.figure import Figure  # slow to import, and only wanted here
+
+    figure = Figure(figsize=(7, 3.2), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.plot(*zip(*report.losses, strict=True), linewidth=1.2, color="#1f5fbf")
+    for attempt in report.attempts:
+        if attempt["resume"]:
+            axes.axvline(attempt["resume"], color="#c0392b", linewidth=0.9, linestyle="--")
+    axes.set(
+        xlabel="step",
+        ylabel="loss",
+        title=f"{report.record.config.name} (dashed: resumed after an attempt ended)",
+    )
+    axes.grid(alpha=0.25)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    return picture.getvalue()

@@ -1,0 +1,252 @@
+"""Follow a gang from start to end: what its hosts say, what the cloud says, and the first sign of trouble.
+
+The watch only looks; it never ends a gang or deletes a slice. A dropped connection is no verdict: the host is
+tried again for a moment, and the cloud is asked before anybody is blamed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tpu.clock import Clock
+from tpu.connection import Connection
+from tpu.hosts.address import HostAddress
+from tpu.hosts.connect import HostUnreachable, connect_all
+from tpu.hosts.gang import Beat, Event, Exit, GangSpec, Log, Lost, Notice, follow_gang
+from tpu.hosts.identity import Identity
+from tpu.slices.condition import LifeView
+
+# A host that refuses connections for so long after a drop is lost; the facts give sshd about a second to restart.
+RECONNECT_S = 2.0
+# What the other hosts say within this time after the first trouble belongs to the same verdict.
+SETTLE_S = 1.0
+LOG_TAIL_LINES = 50
+# What a shell answers when it cannot run a command.
+NOT_STARTED = 127
+
+
+class Listener(Protocol):
+    """Hears what a gang says, in the order in which it arrives."""
+
+    def on_log(self, host: HostAddress, line: str) -> None: ...
+
+    def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
+
+
+@dataclass
+class HostView:
+    """What is known of one host's part of the gang."""
+
+    address: HostAddress
+    exit_code: int | None = None
+    exit_signal: int | None = None
+    noticed: bool = False
+    lost: str | None = None
+    ended_at: float | None = None
+    log_offset: int = 0
+    event_offset: int = 0
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
+
+    @property
+    def exited(self) -> bool:
+        return self.exit_code is not None or self.exit_signal is not None
+
+    @property
+    def failed(self) -> bool:
+        return self.lost is not None or (self.exited and self.exit_code != 0)
+
+
+@dataclass
+class GangView:
+    """What is known of a gang. Times are seconds since 1970 on the clock of the flow's machine."""
+
+    hosts: list[HostView]
+    step: int = 0
+    committed: int = -1
+    metrics: dict[str, float] = field(default_factory=dict)
+    phases: list[tuple[float, str]] = field(default_factory=list)
+    steps: list[tuple[float, int]] = field(default_factory=list)
+    diverged: str | None = None
+    hung_s: float | None = None
+    cloud: LifeView | None = None
+
+    @property
+    def finished(self) -> bool:
+        return all(host.exited and host.exit_code == 0 for host in self.hosts)
+
+    @property
+    def in_trouble(self) -> bool:
+        lost = self.cloud is not None and self.cloud.lost
+        return lost or self.hung_s is not None or any(host.failed for host in self.hosts)
+
+
+class GangWatch:
+    """Follows one gang; `changed()` wakes whenever the view has moved."""
+
+    def __init__(
+        self,
+        hosts: tuple[HostAddress, ...],
+        spec: GangSpec,
+        connection: Connection,
+        identity: Identity,
+        condition: Callable[[], Awaitable[LifeView]],
+        clock: Clock,
+        listener: Listener,
+        progress_s: float,
+        poll_s: float,
+    ) -> None:
+        self.view = GangView([HostView(address) for address in hosts])
+        self._spec = spec
+        self._connection = connection
+        self._identity = identity
+        self._condition = condition
+        self._clock = clock
+        self._listener = listener
+        self._progress_s = progress_s
+        self._poll_s = poll_s
+        self._moved = asyncio.Event()
+        self._last_progress = clock.monotonic()
+        self._offset_s: float | None = None
+
+    async def until_ended(self) -> GangView:
+        """Follow until every host has exited well, or the gang is in trouble and the cloud has been asked."""
+        tasks = [asyncio.create_task(self._follow_host(host)) for host in self.view.hosts]
+        tasks += [asyncio.create_task(self._poll_cloud()), asyncio.create_task(self._watch_progress())]
+        try:
+            while not (self.view.finished or self.view.in_trouble):
+                await self.changed(tasks)
+            if self.view.in_trouble:
+                await self._settle(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return self.view
+
+    async def changed(self, tasks: list[asyncio.Task[None]] | None = None) -> None:
+        """Wait for the next change; a watcher that broke is raised here, not swallowed."""
+        self._moved.clear()
+        waiter = asyncio.create_task(self._moved.wait())
+        running = [task for task in tasks or [] if not task.done()]
+        try:
+            await asyncio.wait([waiter, *running], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        for task in tasks or []:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def _settle(self, tasks: list[asyncio.Task[None]]) -> None:
+        """Let the other hosts finish their sentence, then ask the cloud once more."""
+        deadline = self._clock.monotonic() + SETTLE_S
+        while self._clock.monotonic() < deadline and not all(h.exited or h.lost for h in self.view.hosts):
+            await self._clock.sleep(0.05)
+        self.view.cloud = await self._condition()
+
+    async def _follow_host(self, host: HostView) -> None:
+        last_seen = self._clock.monotonic()
+        while not host.exited:
+            try:
+                async with connect_all(
+                    (host.address,), self._identity, self._connection, RECONNECT_S, lambda _: None
+                ) as group:
+                    async for signal in follow_gang(
+                        group, self._spec, {host.address: (host.log_offset, host.event_offset)}
+                    ):
+                        if isinstance(signal, Lost):
+                            reason = signal.reason
+                            if signal.final:
+                                self._lose(host, reason)
+                                return
+                            break
+                        last_seen = self._clock.monotonic()
+                        self._hear(host, signal)
+                    else:
+                        reason = "the stream ended"
+            except HostUnreachable as error:
+                reason = str(error)
+            if host.exited:
+                break
+            if self._clock.monotonic() - last_seen > RECONNECT_S:
+                self._lose(host, reason)
+                return
+            await self._clock.sleep(0.1)
+        self._moved.set()
+
+    def _lose(self, host: HostView, reason: str) -> None:
+        host.lost, host.ended_at = reason, self._clock.monotonic()
+        self._moved.set()
+
+    def _hear(self, host: HostView, signal: Any) -> None:
+        match signal:
+            case Log():
+                host.log_offset = signal.offset
+                host.tail.append(signal.line)
+                self._listener.on_log(host.address, signal.line)
+            case Event():
+                host.event_offset = signal.offset
+                self._note(host, signal.record)
+                self._listener.on_event(host.address, signal.record)
+            case Notice():
+                host.noticed = True
+            case Exit():
+                host.exit_code, host.exit_signal = signal.code, signal.signal
+                if signal.code is None and signal.signal is None:
+                    host.exit_code = NOT_STARTED
+                    host.tail.append(signal.reason or "the program could not be started")
+                host.ended_at = self._clock.monotonic()
+            case Beat():
+                return
+        self._moved.set()
+
+    def _note(self, host: HostView, record: dict[str, Any]) -> None:
+        """Keep what the verdict, the progress and the report need. Only process 0 tells of the run as a whole."""
+        if host.address.index != 0:
+            return
+        now = self._clock.time()
+        # The host's clock may differ (C4): what arrives soonest after it was written shows by how much.
+        lag = now - record["t"]
+        self._offset_s = lag if self._offset_s is None else min(self._offset_s, lag)
+        at = record["t"] + self._offset_s
+        view = self.view
+        match record["event"]:
+            case "phase":
+                view.phases.append((at, record["phase"]))
+            case "step":
+                view.step = record["step"]
+                view.steps.append((at, record["step"]))
+                view.metrics = {
+                    k: v
+                    for k, v in record.items()
+                    if k not in ("t", "event", "step") and isinstance(v, int | float)
+                }
+                self._last_progress = self._clock.monotonic()
+            case "commit":
+                view.committed = max(view.committed, record["step"])
+                self._last_progress = self._clock.monotonic()
+            case "restored":
+                view.step = max(view.step, record["step"] or 0)
+                self._last_progress = self._clock.monotonic()
+            case "diverged":
+                view.diverged = f"loss {record.get('value')} at step {record['step']}"
+
+    async def _poll_cloud(self) -> None:
+        while True:
+            await self._clock.sleep(self._poll_s)
+            self.view.cloud = seen = await self._condition()
+            if seen.lost:
+                self._moved.set()
+                return
+
+    async def _watch_progress(self) -> None:
+        while True:
+            await self._clock.sleep(min(1.0, self._progress_s / 4))
+            silent_s = self._clock.monotonic() - self._last_progress
+            if silent_s > self._progress_s:
+                self.view.hung_s = silent_s
+                self._moved.set()
+                return
