@@ -235,7 +235,7 @@ def secret_forms(secrets: list[str]) -> list[bytes]:
     forms = set()
     for secret in secrets:
         whole = secret.strip()
-        texts = [*whole.splitlines(), whole, json.dumps(whole)[1:-1], quote(whole, safe="")]
+        texts = [*whole.splitlines(), json.dumps(whole)[1:-1], quote(whole, safe="")]
         texts.append(base64.b64encode(whole.encode()).decode())
         forms |= {text.strip().encode() for text in texts if len(text.strip()) >= SHORTEST_SECRET}
     return sorted(forms, key=lambda form: (-len(form), form))
