@@ -101,18 +101,24 @@ EVENTS = st.lists(
 )
 
 
+def happened(fence: Fence, kind: str, attempt: int, commit: Commit) -> Fence | Refused:
+    match kind:
+        case "open":
+            return open_attempt(fence, attempt)
+        case "close":
+            return close_attempt(fence)
+        case "commit":
+            return add_commit(fence, commit)
+        case _:
+            return drop_commits(fence, [commit])
+
+
 @given(EVENTS)
 def test_P9_whatever_happens_only_the_open_attempt_adds(events):
     fence = Fence()
     for kind, attempt, step in events:
         before = fence
-        commit = Commit(step, attempt, f"{step:04x}{attempt:04x}")
-        after = {
-            "open": lambda: open_attempt(fence, attempt),
-            "close": lambda: close_attempt(fence),
-            "commit": lambda: add_commit(fence, commit),
-            "drop": lambda: drop_commits(fence, [commit]),
-        }[kind]()
+        after = happened(fence, kind, attempt, Commit(step, attempt, f"{step:04x}{attempt:04x}"))
         if isinstance(after, Refused):
             continue
         fence = after

@@ -8,6 +8,7 @@ Its numbers are a function of (seed, step). Knobs, all environment variables:
     NUMPY_LOG_EVERY       steps between logged losses (default 1)
     NUMPY_FAIL            exception@STEP, nan@STEP, nanstate@STEP, hang@STEP or exit:CODE@STEP
     NUMPY_FAIL_ATTEMPT    fail only in this attempt (default: in every one)
+    NUMPY_NOTICE_SELF     1: send SIGTERM to itself before the first step
     NUMPY_IGNORE_TERM     1: SIGTERM does nothing, as in a program that never looks
 With several processes each holds its own rows of the parameters.
 """
@@ -92,6 +93,8 @@ def main() -> None:
     with segment.start() as seg:
         if os.environ.get("NUMPY_IGNORE_TERM") == "1":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.environ.get("NUMPY_NOTICE_SELF") == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
         failure = Failure.from_environment(seg.attempt)
         step_s = float(os.environ.get("NUMPY_STEP_SECONDS", "0"))
         log_every = int(os.environ.get("NUMPY_LOG_EVERY", "1"))

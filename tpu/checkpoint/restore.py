@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -92,34 +92,48 @@ def read_verified(run_dir: str, commit: Commit) -> tuple[Manifest, dict[str, byt
     folder = checkpoint_url(checked_run_dir(run_dir), commit.step, commit.attempt)
     manifest = read_manifest(run_dir, commit)
     with ThreadPoolExecutor(_READERS) as readers:
-        contents = dict(readers.map(lambda entry: (entry.name, _checked(folder, entry)), manifest.files))
+        contents = dict(readers.map(lambda entry: (entry.name, _read_entry(folder, entry)), manifest.files))
     return manifest, contents
 
 
 def read_manifest(run_dir: str, commit: Commit) -> Manifest:
     """The manifest of a commit, checked against the fence. Raises as `read_commit`."""
     folder = checkpoint_url(checked_run_dir(run_dir), commit.step, commit.attempt)
-    try:
-        data = files.read(f"{folder}/{MANIFEST}")
-    except FileNotFoundError as error:
-        raise Damaged(f"{MANIFEST} is gone") from error
-    found = crc32c(data)
-    if found != commit.manifest_crc32c:
-        raise Damaged(f"{MANIFEST} has crc32c {found}, the fence wants {commit.manifest_crc32c}")
+    data = _checked(
+        f"{folder}/{MANIFEST}", lambda data: _wrong_sum(data, commit.manifest_crc32c, "the fence")
+    )
     try:
         return manifest_from_json(data)
     except ValueError as error:
         raise Damaged(str(error)) from error
 
 
-def _checked(folder: str, entry: FileEntry) -> bytes:
-    try:
-        data = files.read(f"{folder}/{entry.name}")
-    except FileNotFoundError as error:
-        raise Damaged(f"{entry.name} is gone") from error
-    if len(data) != entry.size:
-        raise Damaged(f"{entry.name} has {len(data)} bytes, the manifest wants {entry.size}")
+def _read_entry(folder: str, entry: FileEntry) -> bytes:
+    def wrong(data: bytes) -> str | None:
+        if len(data) != entry.size:
+            return f"has {len(data)} bytes, the manifest wants {entry.size}"
+        return _wrong_sum(data, entry.crc32c, "the manifest")
+
+    return _checked(f"{folder}/{entry.name}", wrong)
+
+
+def _wrong_sum(data: bytes, wanted: str, wanting: str) -> str | None:
     found = crc32c(data)
-    if found != entry.crc32c:
-        raise Damaged(f"{entry.name} has crc32c {found}, the manifest wants {entry.crc32c}")
+    return None if found == wanted else f"has crc32c {found}, {wanting} wants {wanted}"
+
+
+def _checked(url: str, wrong: Callable[[bytes], str | None]) -> bytes:
+    """Content of an object in which `wrong` finds nothing. Read twice before it is called damaged: a byte can
+    flip on its way as well as at rest."""
+    name = url.rpartition("/")[2]
+    try:
+        data = files.read_unchecked(url)
+        complaint = wrong(data)
+        if complaint is not None:
+            data = files.read_unchecked(url)
+            complaint = wrong(data)
+    except FileNotFoundError as error:
+        raise Damaged(f"{name} is gone") from error
+    if complaint is not None:
+        raise Damaged(f"{name} {complaint}")
     return data

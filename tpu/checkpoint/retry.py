@@ -19,7 +19,7 @@ _PASSING_NAMES = frozenset(
         "ClientError", "ServerDisconnectedError", "ClientConnectorError", "ClientOSError",
         "ClientPayloadError", "ChunkedEncodingError", "ConnectionError", "ConnectTimeout", "ReadTimeout",
         "Timeout", "ProxyError", "TransportError", "RetryError", "ChecksumError",
-        "FSTimeoutError", "DataCorruption",
+        "FSTimeoutError",
     }
 )  # fmt: skip
 
