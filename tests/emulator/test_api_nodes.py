@@ -294,3 +294,34 @@ async def _without_interceptor(api: Api):
         return await client.list_nodes({"parent": parent()}, timeout=20, metadata=api.metadata)
     finally:
         await transport.close()
+
+
+async def test_simulated_maintenance_is_announced_on_the_node(api: Api):
+    await api.finish(await api.create_node("n"))
+    node = await api.finish(
+        await api.call("simulate_maintenance_event", name=node_name("n"), worker_ids=["0"])
+    )
+    assert node.upcoming_maintenance.maintenance_status.name == "ONGOING"
+    code, _ = await refusal(api.call("simulate_maintenance_event", name=node_name("n"), worker_ids=["one"]))
+    assert code == "INVALID_ARGUMENT"
+
+
+async def test_a_project_has_a_service_identity(api: Api):
+    answer = await api.call("generate_service_identity", parent=parent())
+    assert "relay-emulated" in answer.identity.email
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("get_node", "n"),
+        ("get_node", parent()),
+        ("get_node", f"{parent()}/queuedResources/n"),
+        ("delete_queued_resource", node_name("n")),
+        ("get_runtime_version", node_name("n")),
+    ],
+)
+async def test_malformed_names_are_refused(api: Api, method: str, name: str):
+    code, text = await refusal(api.call(method, name=name))
+    assert code == "INVALID_ARGUMENT"
+    assert "Malformed name" in text

@@ -151,14 +151,8 @@ async def test_a_schedule_preempts_the_same_nodes_in_the_same_order(api: Api, em
         for node_id in ("a", "b", "c", "d"):
             await api.finish(await api.create_node(node_id, **SPOT))
         emulator.schedule_preemptions(seed=5, mean_s=0.3, count=4)
-        seen: list[str] = []
-
-        def all_seen(seen: list[str] = seen) -> bool:
-            seen += [n["node"] for n in emulator.nodes() if n["state"] != "READY" and n["node"] not in seen]
-            return len(seen) == 4
-
-        await asyncio.to_thread(emulator.wait_for, all_seen, "four preemptions", 20)
-        orders.append(seen)
+        await poll(lambda: _async(lambda: len(emulator.preempted())), 4)
+        orders.append(emulator.preempted())
     assert orders[0] == orders[1]
 
 
@@ -234,7 +228,7 @@ async def test_reset_forgets_everything(api: Api, emulator: Emulator):
     emulator.reset()
     assert time.monotonic() - begun < 5
     status = emulator.status()
-    assert (status["nodes"], status["queued_resources"], status["processes"]) == ([], [], [])
+    assert (status["nodes"], status["queued_resources"], emulator.processes()) == ([], [], [])
     assert status["settings"]["quota"] == {}
     assert status["settings"]["notice_s"] == 30
     await api.call("list_nodes", parent=parent())

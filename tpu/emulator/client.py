@@ -144,9 +144,13 @@ class ControlClient:
         """Return all queued resources: name, zone, state, nodes, waits_for, error."""
         return self.status()["queued_resources"]
 
+    def preempted(self) -> list[str]:
+        """Return the ids of the nodes that were preempted since the last reset, in that order."""
+        return self.status()["preempted"]
+
     def processes(self) -> list[int]:
         """Return the pids of all processes that live on emulated hosts."""
-        return self.status()["processes"]
+        return self._call("GET", "processes", None)["processes"]
 
     def wait_for(
         self,

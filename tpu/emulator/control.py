@@ -1,6 +1,7 @@
 """The HTTP control API: capacity, quota, delays, trouble and what there is, for tests and the command line.
 
-`POST /<action>` with a JSON object of the action's arguments; `GET /status` for everything there is.
+`POST /<action>` with a JSON object of the action's arguments; `GET /status` for everything there is,
+`GET /processes` for what lives on hosts.
 Every request needs `Authorization: Bearer <key>`.
 """
 
@@ -106,6 +107,7 @@ class Control:
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/status", self._status)
+        app.router.add_get("/processes", self._processes)
         actions: dict[str, tuple[type[_Arguments], Callable[[Any], Awaitable[Any]]]] = {
             "capacity": (SlicesIn, self._capacity),
             "quota": (SlicesIn, self._quota),
@@ -237,10 +239,13 @@ class Control:
             {
                 "nodes": [_node_view(node) for node in nodes],
                 "queued_resources": [_queued_view(record) for record in queued],
-                "processes": self._fleet.processes(nodes),
+                "preempted": self._world.preempted,
                 "settings": _settings_view(self._world),
             }
         )
+
+    async def _processes(self, _: web.Request) -> web.Response:
+        return web.json_response({"processes": await self._fleet.processes()})
 
 
 def _parsed(arguments: type[_Arguments], handler: Callable[[Any], Awaitable[Any]]) -> Any:

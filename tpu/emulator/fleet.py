@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 from tpu.emulator.addresses import AddressPool
 from tpu.emulator.host_pool import HostPool
 from tpu.emulator.host_spec import HostSpec
+from tpu.emulator.processes import marked_processes
 from tpu.emulator.state import NodeRecord
 
 TPU_PORT = 8470  # what the API shows as the port of a network endpoint
@@ -22,6 +22,7 @@ class Fleet:
 
     def __init__(
         self,
+        emulator_id: str,
         pool: HostPool,
         addresses: AddressPool,
         state_dir: Path,
@@ -31,6 +32,7 @@ class Fleet:
         threads: int,
         environment: dict[str, str],
     ) -> None:
+        self._emulator_id = emulator_id
         self._pool = pool
         self._addresses = addresses
         self._homes = state_dir / "hosts"
@@ -94,13 +96,11 @@ class Fleet:
         for host in node.hosts:
             await host.set_attributes(self._attributes(node, host.spec.index))
 
-    def processes(self, nodes: list[NodeRecord]) -> list[int]:
-        found: set[int] = set()
-        for node in nodes:
-            for host in node.hosts:
-                with contextlib.suppress(ProcessLookupError):  # it died while being looked at
-                    found.update(host.processes())
-        return sorted(found)
+    async def processes(self) -> list[int]:
+        """Return the pids of all that lives on hosts, of hosts that should be dead as well."""
+        found = await asyncio.to_thread(marked_processes, f"TPU_EMULATOR_ID={self._emulator_id}")
+        # Our own children are no hosts but the servers that hosts are forked from and store objects in.
+        return [process.pid for process in found if process.alive and process.parent != os.getpid()]
 
     def _spec(self, node: NodeRecord, index: int, address: str) -> HostSpec:
         return HostSpec(

@@ -159,6 +159,7 @@ class Nodes:
             await sleep_unless(self._clock, notice_s, record.unwanted)
             if record.unwanted.is_set():
                 return  # deleted, or preempted for good, in the meantime
+        self._world.preempted.append(record.node_id)
         if state == "gone":
             self._world.nodes.pop(record.name, None)
         else:

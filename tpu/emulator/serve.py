@@ -112,6 +112,7 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
     world = World()
     host_environment = {"STORAGE_EMULATOR_HOST": storage, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     fleet = Fleet(
+        emulator_id,
         pool,
         addresses,
         state_dir,

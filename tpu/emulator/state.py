@@ -142,6 +142,7 @@ class World:
     queued: dict[str, QueuedRecord] = field(default_factory=dict)
     settings: Settings = field(default_factory=Settings)
     budget: CreationBudget | None = None
+    preempted: list[str] = field(default_factory=list)  # ids of nodes, in the order of their preemption
     background: Background = field(default_factory=Background)
     _change: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -153,15 +154,13 @@ class World:
         """Return an event that is set at the next change; take it before looking at the state."""
         return self._change
 
-    def usage(self, ask: Ask, besides: QueuedRecord | None = None) -> Usage:
-        """Count what the asked kind uses in the asked zone, one queued resource left out if given."""
+    def usage(self, ask: Ask) -> Usage:
+        """Count what the asked kind uses in the asked zone."""
         nodes = [n for n in self.nodes.values() if (n.location.zone, n.kind.name) == ask.where]
         hardware = [n for n in nodes if n.has_hardware]
-        waiting = sum(
-            q.ask.slices for q in self.queued.values() if q.ask.where == ask.where and q is not besides
-        )
+        queued = sum(q.ask.slices for q in self.queued.values() if q.ask.where == ask.where)
         return Usage(
-            holding_quota=sum(n.queued is None for n in nodes) + waiting,
+            holding_quota=sum(n.queued is None for n in nodes) + queued,
             holding_hardware=len(hardware),
             holding_reservation=sum(n.provisioning == "reserved" for n in hardware),
         )

@@ -162,4 +162,5 @@ class Trouble:
         await self._world.background.cancel_all()
         await asyncio.gather(*(self._nodes.remove(node) for node in list(self._world.nodes.values())))
         self._world.queued.clear()
+        self._world.preempted.clear()
         self._world.changed()
