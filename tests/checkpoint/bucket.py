@@ -112,6 +112,7 @@ class Training:
     last_step: int = 20
     stop_steps: tuple[int, ...] = (5, 10, 15, 20)
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: str = "tests.trainers.numpy_trainer"
 
     def start(self, attempt: int, process: int = 0, processes: int = 1, **more: str) -> Trainer:
         name = f"{self.run_dir.rpartition('/')[2]}-{attempt}-{process}"
@@ -131,7 +132,7 @@ class Training:
             **self.environment,
             **more,
         }
-        command = [sys.executable, "-m", "tests.trainers.numpy_trainer"]
+        command = [sys.executable, "-m", self.program]
         process_ = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
