@@ -114,7 +114,7 @@ def test_an_error_says_what_was_wanted_what_happened_and_what_to_do() -> None:
     text = str(error)
     assert "create v6e-8 spot in us-east5-b" in text
     assert LIMIT_ZERO in text
-    assert "Ask for quota" in text
+    assert "Ask for that quota" in text
 
 
 def test_what_may_pass_by_itself_is_not_permanent() -> None:

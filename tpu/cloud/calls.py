@@ -28,12 +28,16 @@ CREATE = frozenset({ErrorKind.UNAVAILABLE})
 
 @dataclass(frozen=True)
 class CallPolicy:
-    """Limits of one call, in seconds: each try, all tries together, and the pauses between them."""
+    """Limits of one call, in seconds: each try, all tries together, and the pauses between them.
+
+    `page_size` is how many entries one answer of a list may have; lists are always read to their end.
+    """
 
     try_s: float = 15.0
     total_s: float = 45.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 5.0
+    page_size: int = 500
 
     def __post_init__(self) -> None:
         if not 0 < self.try_s <= self.total_s:

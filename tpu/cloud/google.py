@@ -20,8 +20,10 @@ from tpu.cloud.values import (
     HostIdentity,
     Node,
     NodeRequest,
+    NodeState,
     QueuedResource,
     QueuedResourceRequest,
+    QueuedResourceState,
 )
 from tpu.connection import Connection
 
@@ -124,15 +126,18 @@ class GoogleTpuCloud:
         return convert.queued_resource(message)
 
     async def list_queued_resources(self, zone: str) -> list[QueuedResource]:
-        request = api.ListQueuedResourcesRequest(parent=self._parent(zone), page_size=500)
+        request = api.ListQueuedResourcesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_queued_resources, request, f"list queued resources in {zone}")
         return [convert.queued_resource(message) async for page in pages for message in page.queued_resources]
 
     async def delete_queued_resource(self, zone: str, name: str) -> None:
         request = api.DeleteQueuedResourceRequest(name=self._queued_resource(zone, name), force=True)
-        await self._delete(
-            self._client.delete_queued_resource, request, f"delete queued resource {name!r} in {zone}"
-        )
+
+        async def deleting() -> bool:
+            return (await self.get_queued_resource(zone, name)).state is QueuedResourceState.DELETING
+
+        wanted = f"delete queued resource {name!r} in {zone}"
+        await self._delete(self._client.delete_queued_resource, request, wanted, deleting)
 
     async def create_node(self, zone: str, name: str, request: NodeRequest, deadline_s: float) -> Node:
         wanted = f"create {request.provisioning} {request.accelerator_type} node {name!r} in {zone}"
@@ -164,13 +169,17 @@ class GoogleTpuCloud:
         return convert.node(message)
 
     async def list_nodes(self, zone: str) -> list[Node]:
-        request = api.ListNodesRequest(parent=self._parent(zone), page_size=500)
+        request = api.ListNodesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_nodes, request, f"list nodes in {zone}")
         return [convert.node(message) async for page in pages for message in page.nodes]
 
     async def delete_node(self, zone: str, name: str) -> None:
         request = api.DeleteNodeRequest(name=self._node(zone, name))
-        await self._delete(self._client.delete_node, request, f"delete node {name!r} in {zone}")
+
+        async def deleting() -> bool:
+            return (await self.get_node(zone, name)).state is NodeState.DELETING
+
+        await self._delete(self._client.delete_node, request, f"delete node {name!r} in {zone}", deleting)
 
     async def update_metadata(self, zone: str, node: str, changes: Mapping[str, str | None]) -> None:
         wanted = f"set metadata {', '.join(sorted(changes))} of node {node!r} in {zone}"
@@ -205,7 +214,7 @@ class GoogleTpuCloud:
         return convert.host_identities(list(answer.guest_attributes), workers)
 
     async def accelerator_types(self, zone: str) -> tuple[str, ...]:
-        request = api.ListAcceleratorTypesRequest(parent=self._parent(zone), page_size=500)
+        request = api.ListAcceleratorTypesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_accelerator_types, request, f"list accelerator types in {zone}")
         return tuple(
             [
@@ -216,7 +225,7 @@ class GoogleTpuCloud:
         )
 
     async def runtime_versions(self, zone: str) -> tuple[str, ...]:
-        request = api.ListRuntimeVersionsRequest(parent=self._parent(zone), page_size=500)
+        request = api.ListRuntimeVersionsRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_runtime_versions, request, f"list runtime versions in {zone}")
         return tuple(
             [
@@ -267,11 +276,28 @@ class GoogleTpuCloud:
                 return
             request.page_token = page.next_page_token
 
-    async def _delete(self, method: Callable[..., Awaitable[Any]], request: object, wanted: str) -> None:
+    async def _delete(
+        self,
+        method: Callable[..., Awaitable[Any]],
+        request: object,
+        wanted: str,
+        deleting: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """Send a deletion; one that is under way, or done, is a success too."""
         try:
             await self._call(method, request, wanted=wanted, retry_on=calls.DELETE)
         except CloudError as error:
-            if error.kind is not ErrorKind.NOT_FOUND:
+            if error.kind is ErrorKind.NOT_FOUND:
+                return
+            if error.kind is not ErrorKind.WRONG_STATE:
+                raise
+            try:
+                under_way = await deleting()
+            except CloudError as look:
+                if look.kind is not ErrorKind.NOT_FOUND:
+                    raise
+                return
+            if not under_way:
                 raise
 
     async def _finish(self, future: Any, wanted: str, deadline_s: float) -> bool:

@@ -55,17 +55,10 @@ _GIVE_UP_S = 900.0
 # A creation whose answer was lost can still arrive after a look that saw nothing.
 _SETTLE_S = 3.0
 
-# After these answers to a creation something may have been made. After any other refusal nothing was.
-_MAYBE_MADE = frozenset(
-    {
-        ErrorKind.UNAVAILABLE,
-        ErrorKind.INTERNAL,
-        ErrorKind.UNKNOWN,
-        ErrorKind.CANCELLED,
-        ErrorKind.PREEMPTED,
-        ErrorKind.WRONG_STATE,
-    }
-)
+# These answers to a creation do not say what it made, or whether it still will.
+_ANSWER_LOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.UNKNOWN, ErrorKind.CANCELLED})
+# After these something may have been made. After any other refusal nothing was.
+_MAYBE_MADE = _ANSWER_LOST | {ErrorKind.PREEMPTED, ErrorKind.WRONG_STATE}
 
 Result = TypeVar("Result")
 
@@ -198,7 +191,7 @@ class _Creation:
             )
         except CloudError as error:
             self.maybe_made = error.in_operation or error.kind in _MAYBE_MADE
-            self._answer_lost = self.maybe_made and not error.in_operation
+            self._answer_lost = error.kind in _ANSWER_LOST and not error.in_operation
             raise
 
     async def until_ready(self) -> Node:
