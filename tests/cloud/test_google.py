@@ -115,16 +115,29 @@ async def test_a_node_that_is_not_made_in_time_is_no_success(
     assert caught.value.in_operation
 
 
-async def test_metadata_that_is_not_named_stays(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
-    await cloud.create_node(ZONE, "n1", V4_8, deadline_s=30)
-    await cloud.update_metadata(ZONE, "n1", {"ssh-keys": "relay:ssh-ed25519 AAAA relay", "colour": "red"})
-    await cloud.update_metadata(ZONE, "n1", {"colour": None})
+async def metadata_of(emulator: Emulator, node: str) -> dict[str, str]:
     async with grpc.aio.insecure_channel(emulator.env["TPU_RELAY_API_ENDPOINT"]) as channel:
         raw = await api.TpuAsyncClient(transport=TpuGrpcAsyncIOTransport(channel=channel)).get_node(
-            name=f"projects/{emulator.env['TPU_RELAY_PROJECT']}/locations/{ZONE}/nodes/n1",
+            name=f"projects/{emulator.env['TPU_RELAY_PROJECT']}/locations/{ZONE}/nodes/{node}",
             metadata=[("authorization", f"Bearer {emulator.env['TPU_RELAY_API_KEY']}")],
         )
-    assert dict(raw.metadata) == {"startup-script": "true", "ssh-keys": "relay:ssh-ed25519 AAAA relay"}
+        return dict(raw.metadata)
+
+
+async def test_metadata_that_is_not_named_stays(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
+    await cloud.create_node(ZONE, "n1", V4_8, deadline_s=30)
+    await cloud.update_metadata(ZONE, "n1", {"size": "big", "colour": "red"})
+    await cloud.update_metadata(ZONE, "n1", {"colour": None})
+    assert await metadata_of(emulator, "n1") == {"startup-script": "true", "size": "big"}
+
+
+async def test_ssh_keys_are_added_to_those_of_others(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
+    await cloud.create_node(ZONE, "n1", V4_8, deadline_s=30)
+    await cloud.add_ssh_keys(ZONE, "n1", ["alice:ssh-ed25519 AAAA alice"])
+    for _ in range(2):
+        await cloud.add_ssh_keys(ZONE, "n1", ["relay:ssh-ed25519 BBBB relay"])
+    keys = (await metadata_of(emulator, "n1"))["ssh-keys"]
+    assert keys.splitlines() == ["alice:ssh-ed25519 AAAA alice", "relay:ssh-ed25519 BBBB relay"]
 
 
 async def test_what_a_zone_offers(cloud: GoogleTpuCloud) -> None:

@@ -113,6 +113,17 @@ async def test_the_same_slice_is_found_again(cloud: GoogleTpuCloud, emulator: Em
     assert len(emulator.nodes()) == 1
 
 
+async def test_O1_a_flow_started_again_on_another_machine_finds_its_slice_and_gets_in(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    first = await make(cloud)
+    again = await make(cloud, metadata={"ssh-keys": "relay:ssh-ed25519 BBBB other-machine"})
+    assert again.node.uid == first.node.uid
+    # Keys are there already, so nothing is written to the node a third time.
+    emulator.fail_next("UpdateNode", "INTERNAL", "must not be called", times=100)
+    await make(cloud, metadata={"ssh-keys": "relay:ssh-ed25519 BBBB other-machine"})
+
+
 async def test_a_name_that_somebody_else_has_is_left_alone(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
     await make(cloud)
     with pytest.raises(CloudError) as caught:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -182,16 +182,34 @@ class GoogleTpuCloud:
         await self._delete(self._client.delete_node, request, f"delete node {name!r} in {zone}", deleting)
 
     async def update_metadata(self, zone: str, node: str, changes: Mapping[str, str | None]) -> None:
-        wanted = f"set metadata {', '.join(sorted(changes))} of node {node!r} in {zone}"
-        path = self._node(zone, node)
-        present = await self._call(self._client.get_node, api.GetNodeRequest(name=path), wanted=wanted)
-        # The field is replaced as a whole: what is not sent again is lost.
-        merged = {**present.metadata, **changes}
-        message = api.UpdateNodeRequest(
-            node=api.Node(name=path, metadata={k: v for k, v in merged.items() if v is not None}),
-            update_mask={"paths": ["metadata"]},
+        await self._change_metadata(
+            zone,
+            node,
+            f"set metadata {', '.join(sorted(changes))} of node {node!r} in {zone}",
+            lambda present: {k: v for k, v in {**present, **changes}.items() if v is not None},
         )
-        operation = await self._call(self._client.update_node, message, wanted=wanted)
+
+    async def add_ssh_keys(self, zone: str, node: str, lines: Sequence[str]) -> None:
+        def added(present: dict[str, str]) -> dict[str, str]:
+            known = present.get("ssh-keys", "").splitlines()
+            return {**present, "ssh-keys": "\n".join(dict.fromkeys((*known, *lines)))}
+
+        await self._change_metadata(zone, node, f"add SSH keys to node {node!r} in {zone}", added)
+
+    async def _change_metadata(
+        self, zone: str, node: str, wanted: str, change: Callable[[dict[str, str]], dict[str, str]]
+    ) -> None:
+        # The field is replaced as a whole: what is not sent again is lost.
+        path = self._node(zone, node)
+        message = await self._call(self._client.get_node, api.GetNodeRequest(name=path), wanted=wanted)
+        present = dict(message.metadata)
+        changed = change(present)
+        if changed == present:
+            return
+        request = api.UpdateNodeRequest(
+            node=api.Node(name=path, metadata=changed), update_mask={"paths": ["metadata"]}
+        )
+        operation = await self._call(self._client.update_node, request, wanted=wanted)
         if not await self._finish(operation, wanted, _SHORT_OPERATION_S):
             raise CloudError(
                 ErrorKind.TIMED_OUT, 0, f"not done within {_SHORT_OPERATION_S:g} s", wanted=wanted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from tpu.cloud.values import HostIdentity, Node, NodeRequest, QueuedResource, QueuedResourceRequest
@@ -46,6 +46,10 @@ class TpuCloud(Protocol):
 
     async def update_metadata(self, zone: str, node: str, changes: Mapping[str, str | None]) -> None:
         """Set metadata keys of a node (None removes one); the others stay as they are."""
+        ...
+
+    async def add_ssh_keys(self, zone: str, node: str, lines: Sequence[str]) -> None:
+        """Let these keys ("user:ssh-ed25519 AAAA… comment") log in, beside those that may already."""
         ...
 
     async def host_identities(

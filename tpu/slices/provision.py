@@ -25,6 +25,7 @@ from tpu.hosts.address import HostAddress
 from tpu.slices.clock import Clock
 from tpu.slices.condition import Condition, LifeView, Look, slice_condition, take_look, view
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
+from tpu.slices.hosts import host_addresses
 from tpu.slices.labels import intent_hash
 from tpu.slices.request import SliceRequest
 from tpu.topology import accelerator_type
@@ -117,6 +118,7 @@ async def provision(
         await creation.send()
         node = await creation.until_ready()
         hosts = await creation.until_host_keys(node)
+        await creation.let_us_in()
     except (CloudError, asyncio.CancelledError, NoLongerWanted) as error:
         if creation.maybe_made:
             await creation.give_up(error)
@@ -220,27 +222,15 @@ class _Creation:
         """
         end = min(self._end, self._clock.monotonic() + _HOST_KEYS_S)
         pause = _FIRST_LOOK_S
-        zone, count = self._request.zone, len(node.endpoints)
         while True:
             try:
-                known = await self._cloud.host_identities(zone, self._name, workers=count)
-                missing = [index for index in range(count) if index not in known]
-                reason = f"no SSH host key yet of host {', '.join(map(str, missing))}"
+                hosts = await host_addresses(self._cloud, self._request.zone, node)
+                missing = [str(host.index) for host in hosts if host.host_key is None]
+                reason = f"no SSH host key yet of host {', '.join(missing)}"
             except CloudError as error:
-                known, missing, reason = {}, list(range(count)), str(error)
+                hosts, missing, reason = (), ["all"], str(error)
             if not missing:
-                return tuple(
-                    HostAddress(
-                        slice=self._name,
-                        index=index,
-                        internal=endpoint.internal,
-                        external=endpoint.external,
-                        host_key=known[index].key,
-                        zone=zone,
-                        hostname=known[index].hostname,
-                    )
-                    for index, endpoint in enumerate(node.endpoints)
-                )
+                return hosts
             look, seen = await self._look(was_ready=True)
             if look is not None and seen.lost:
                 raise self._loss(look, seen)
@@ -248,6 +238,12 @@ class _Creation:
                 raise CloudError(ErrorKind.TIMED_OUT, 0, reason, wanted=self.wanted)
             await self._wait(reason, pause)
             pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK_S)
+
+    async def let_us_in(self) -> None:
+        """Put our SSH keys on a slice that an earlier life of ours made, maybe on another machine."""
+        keys = self._request.metadata.get("ssh-keys")
+        if keys:
+            await self._cloud.add_ssh_keys(self._request.zone, self._name, keys.splitlines())
 
     async def give_up(self, cause: BaseException) -> None:
         """Delete what may have been made, and return when it is gone. No second cancellation breaks it off.
