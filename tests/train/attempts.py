@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.checkpoint.gcs import BUCKET, LocalGcs
 from tpu.checkpoint.fence import Fence, close_attempt, open_attempt, update_fence
 
 
@@ -67,7 +66,7 @@ class Attempt:
 class ByHand:
     """A run in the bucket, whose attempts a test starts one after the other."""
 
-    gcs: LocalGcs
+    gcs_url: str
     name: str
     folder: Path
     config: dict[str, Any]
@@ -79,7 +78,7 @@ class ByHand:
 
     @property
     def run_dir(self) -> str:
-        return f"gs://{BUCKET}/runs/{self.name}"
+        return f"gs://relay-emulated/runs/{self.name}"
 
     def start(self, **variables: str) -> Attempt:
         """Close the last attempt, open the next one and start its processes."""
@@ -105,7 +104,7 @@ class ByHand:
         environment = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
-            **self.gcs.environment(),
+            "STORAGE_EMULATOR_HOST": self.gcs_url,
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(self.devices),
             "RELAY_RUN_DIR": self.run_dir,

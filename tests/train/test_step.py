@@ -53,8 +53,10 @@ def test_sharded_parameters_train_as_copies_do(undisturbed):
     parts = jax.tree.leaves(sharded.shardings)
     assert any(not sharding.is_fully_replicated for sharding in parts)
     np.testing.assert_allclose(losses, undisturbed[1], rtol=1e-4)
-    for one, other in zip(jax.tree.leaves(state), jax.tree.leaves(undisturbed[0]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    # Moments, not parameters: the gradient of a key's bias is 0 but for rounding, which Adam blows up.
+    moments, expected = state["optimizer"][1].mu, undisturbed[0]["optimizer"][1].mu
+    for one, other in zip(jax.tree.leaves(moments), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-5)
 
 
 def test_the_batch_is_a_function_of_seed_and_step():

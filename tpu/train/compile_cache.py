@@ -18,7 +18,8 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,8 +93,27 @@ def use_cache(cache: CompileCache) -> None:
     import jax
 
     jax.config.update("jax_compilation_cache_dir", str(cache.working))
+    # XLA's own caches would put the folder's path into the entries' names, which differs from host to host.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@contextmanager
+def every_process_writes() -> Iterator[None]:
+    """Let each process keep what it compiles within the block.
+
+    JAX has process 0 alone write, to spare a folder that all share. Ours is each process's own, and on CPU
+    hosts each process's entries have names of their own: the others would compile anew at every start.
+    """
+    from jax._src import distributed  # no public switch; a test of two processes notices if this stops working
+
+    state = distributed.global_state
+    process_id, state.process_id = state.process_id, 0
+    try:
+        yield
+    finally:
+        state.process_id = process_id
 
 
 class Background:

@@ -36,7 +36,7 @@ def main() -> None:
 
 def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> None:
     # Here and not above: these import JAX, and the contract begins to fetch before that.
-    from tpu.train.compile_cache import use_cache
+    from tpu.train.compile_cache import every_process_writes, use_cache
     from tpu.train.mesh import place, replicated, slice_mesh, state_shardings
     from tpu.train.step import call_arguments, initial_state, make_program
     from tpu.train.workloads import Configuration, make_workload
@@ -48,8 +48,9 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
     with seg.phase("compile"):
         fetching.wait(FETCH_DEADLINE_S)
         use_cache(cache)
-        program = make_program(training, workload, mesh, state, data)
-        program = program.lower(state, data, *call_arguments(0, 0, 1)).compile()
+        lowered = make_program(training, workload, mesh, state, data).lower(state, data, *call_arguments(0, 0, 1))
+        with every_process_writes():
+            program = lowered.compile()
     publishing = Background("keeping compiled programs", cache.publish)
 
     shardings = state_shardings(mesh, state, training.shard_parameters)

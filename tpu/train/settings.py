@@ -18,34 +18,34 @@ class _Settings(BaseModel):
 class Transformer(_Settings):
     """A GPT-2 style causal transformer."""
 
-    layers: int = Field(2, ge=1, description="Number of blocks.")
-    width: int = Field(64, ge=1, description="Width of the residual stream; a multiple of `heads`.")
-    heads: int = Field(2, ge=1, description="Attention heads a block.")
+    layers: int = Field(default=2, ge=1, description="Number of blocks.")
+    width: int = Field(default=64, ge=1, description="Width of the residual stream; a multiple of `heads`.")
+    heads: int = Field(default=2, ge=1, description="Attention heads a block.")
 
 
 class Optimizer(_Settings):
     """Adam with a learning rate that is a function of the step alone."""
 
-    learning_rate: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "triangle", "cosine"] = Field(
-        "triangle", description="Shape over `schedule_steps`: triangle and cosine warm up first and end at 0."
+        default="triangle", description="Shape over `schedule_steps`: triangle and cosine warm up first and end at 0."
     )
-    warmup_fraction: float = Field(0.5, ge=0, le=1, description="Part of `schedule_steps` that warms up.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay (AdamW); 0 is Adam.")
-    clip_norm: float | None = Field(None, gt=0, description="Clip gradients to this global norm.")
+    warmup_fraction: float = Field(default=0.5, ge=0, le=1, description="Part of `schedule_steps` that warms up.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay (AdamW); 0 is Adam.")
+    clip_norm: float | None = Field(default=None, gt=0, description="Clip gradients to this global norm.")
 
 
 class Icl(_Settings):
     """In-context linear regression (Raventós et al. 2023, arXiv 2306.15063)."""
 
     kind: Literal["icl"] = "icl"
-    dimensions: int = Field(8, ge=1, description="D, dimensions of a regression task.")
-    examples: int = Field(16, ge=1, description="K, examples in a sequence.")
-    noise_variance: float = Field(0.25, gt=0, description="σ², variance of the label noise.")
+    dimensions: int = Field(default=8, ge=1, description="D, dimensions of a regression task.")
+    examples: int = Field(default=16, ge=1, description="K, examples in a sequence.")
+    noise_variance: float = Field(default=0.25, gt=0, description="σ², variance of the label noise.")
     tasks: int | None = Field(
-        64, ge=1, description="M, pretraining tasks; none (null) draws a new Gaussian task each time."
+        default=64, ge=1, description="M, pretraining tasks; none (null) draws a new Gaussian task each time."
     )
-    batch: int = Field(64, ge=1, description="Sequences a step, over all chips.")
+    batch: int = Field(default=64, ge=1, description="Sequences a step, over all chips.")
     model: Transformer = Transformer()
 
 
@@ -54,13 +54,13 @@ class ByteLm(_Settings):
 
     kind: Literal["bytelm"] = "bytelm"
     text: list[str] = Field(
-        ["python:pydoc_data.topics"],
+        default=["python:pydoc_data.topics"],
         min_length=1,
         description="Text: local paths, globs, gs:// paths, or python:MODULE for the source of an installed module.",
     )
-    held_out: float = Field(0.1, gt=0, lt=1, description="Last part of the text, kept for evaluation.")
-    context: int = Field(64, ge=2, description="Bytes a sequence.")
-    batch: int = Field(32, ge=1, description="Sequences a step, over all chips.")
+    held_out: float = Field(default=0.1, gt=0, lt=1, description="Last part of the text, kept for evaluation.")
+    context: int = Field(default=64, ge=2, description="Bytes a sequence.")
+    batch: int = Field(default=32, ge=1, description="Sequences a step, over all chips.")
     model: Transformer = Transformer()
 
 
@@ -72,8 +72,8 @@ class Training(_Settings):
 
     workload: Workload
     optimizer: Optimizer = Optimizer()
-    schedule_steps: int = Field(1000, ge=1, description="Length of the learning-rate schedule, in steps.")
-    seed: int = Field(0, ge=0, lt=2**32, description="Seed of parameters, data and noise.")
-    steps_per_call: int = Field(10, ge=1, le=1000, description="Steps of one compiled call; a call should last under 5 s.")
-    log_every: int = Field(10, ge=1, description="Steps between logged losses.")
-    shard_parameters: bool = Field(False, description="Shard parameters over the chips (FSDP) instead of copies.")
+    schedule_steps: int = Field(default=1000, ge=1, description="Length of the learning-rate schedule, in steps.")
+    seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of parameters, data and noise.")
+    steps_per_call: int = Field(default=10, ge=1, le=1000, description="Steps of one compiled call; a call should last under 5 s.")
+    log_every: int = Field(default=10, ge=1, description="Steps between logged losses.")
+    shard_parameters: bool = Field(default=False, description="Shard parameters over the chips (FSDP) instead of copies.")

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, PartitionSpec
 
 from tpu.train import optimizer
-from tpu.train.mesh import batch_sharding, check_batch, replicated, state_shardings
+from tpu.train.mesh import AXIS, batch_sharding, check_batch, replicated, state_shardings
 from tpu.train.settings import Training
 
 # {"params": model, "optimizer": its state}: these names are the arrays' names in a checkpoint.
@@ -59,13 +60,13 @@ def make_program(training: Training, workload: Workload, mesh: Mesh, state: Any,
     on_all = replicated(mesh)
     where = state_shardings(mesh, state, training.shard_parameters)
     in_parts = batch_sharding(mesh)
+    loss_and_gradients = _loss_and_gradients(training, workload, mesh, where["params"])
     update = optimizer.direction(training.optimizer)
 
     def train_step(state: State, data: Any, seed: jax.Array, step: jax.Array) -> tuple[State, CallResult]:
         key = jax.random.fold_in(jax.random.key(seed), step)
         batch = jax.lax.with_sharding_constraint(workload.batch(data, key), in_parts)
-        loss, gradients = jax.value_and_grad(workload.loss)(state["params"], batch)
-        gradients = jax.lax.with_sharding_constraint(gradients, where["params"])
+        loss, gradients = loss_and_gradients(state["params"], batch)
         norm = optax.global_norm(gradients)
         steps, moments = update.update(gradients, state["optimizer"], state["params"])
         rate = optimizer.learning_rate(training.optimizer, training.schedule_steps, step)
@@ -87,6 +88,32 @@ def make_program(training: Training, workload: Workload, mesh: Mesh, state: Any,
         donate_argnums=0,
         in_shardings=(where, jax.tree.map(lambda _: on_all, data), on_all, on_all, on_all),
         out_shardings=(where, on_all),
+    )
+
+
+def _loss_and_gradients(training: Training, workload: Workload, mesh: Mesh, where: Any) -> Callable[..., Any]:
+    """(parameters, batch in parts) -> (loss, gradients), means over the whole batch."""
+    on_part = jax.value_and_grad(workload.loss)
+    if training.shard_parameters:
+
+        def gathered(parameters: Any, batch: Any) -> tuple[jax.Array, Any]:
+            loss, gradients = on_part(parameters, batch)
+            return loss, jax.lax.with_sharding_constraint(gradients, where)
+
+        return gathered
+
+    def summed(parameters: Any, part: Any) -> tuple[jax.Array, Any]:
+        # One vector, hence one message: hosts without a TPU's links sum array by array, some 5 ms each.
+        vector, unravel = ravel_pytree(on_part(parameters, part))
+        return unravel(jax.lax.psum(vector, AXIS) / mesh.size)
+
+    everywhere, in_parts = PartitionSpec(), PartitionSpec(AXIS)
+    return jax.shard_map(
+        summed,
+        mesh=mesh,
+        in_specs=(everywhere, in_parts),
+        out_specs=everywhere,
+        check_vma=False,  # it would sum each gradient by itself
     )
 
 
