@@ -124,6 +124,17 @@ async def test_O1_a_flow_started_again_on_another_machine_finds_its_slice_and_ge
     await make(cloud, metadata={"ssh-keys": "relay:ssh-ed25519 BBBB other-machine"})
 
 
+async def test_V4_a_live_slice_that_is_taken_up_is_not_deleted_when_the_cloud_does_not_answer(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    await make(cloud)
+    emulator.fail_next("GetGuestAttributes", "NOT_FOUND", "no guest attributes", times=10_000)
+    with pytest.raises(CloudError) as caught:
+        await provision(cloud, SPOT, "s1", FastClock(), lambda line: None, always, keep=True)
+    assert caught.value.kind is ErrorKind.TIMED_OUT
+    assert [node["state"] for node in emulator.nodes()] == ["READY"]
+
+
 async def test_a_name_that_somebody_else_has_is_left_alone(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
     await make(cloud)
     with pytest.raises(CloudError) as caught:

@@ -100,12 +100,17 @@ async def provision(
     clock: Clock,
     report: Callable[[str], None],
     still_wanted: Callable[[], Awaitable[None]],
+    *,
+    keep: bool = False,
 ) -> ReadySlice:
     """Make the slice `name`, or find it if it was made for this request before, and wait until it is ready.
 
     The intent must be written down under `name` before. On cancellation the creation in flight is deleted,
     and the call returns only when the cloud has confirmed that. If a deletion cannot be confirmed, the error
     carries a note that names what may be left.
+
+    `keep` is for taking up a slice on which a gang may be running: nothing is deleted then, whatever
+    happens, since a cloud that does not answer is no reason to end a gang.
 
     Raises:
         CloudError: refused, failed, or preempted while being made; its kind says which.
@@ -120,7 +125,7 @@ async def provision(
         hosts = await creation.until_host_keys(node)
         await creation.let_us_in()
     except (CloudError, asyncio.CancelledError, NoLongerWanted) as error:
-        if creation.maybe_made:
+        if creation.maybe_made and not keep:
             await creation.give_up(error)
         raise
     report(f"{creation.wanted} is ready")
