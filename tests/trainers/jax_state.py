@@ -36,7 +36,7 @@ def main() -> None:
                 "columns": put(rng.standard_normal((2, 16), dtype=np.float32), PartitionSpec(None, "data")),
                 "copy": put(rng.standard_normal(5).astype(jnp.bfloat16), copies),
             },
-            "count": put(np.int32(0), copies),
+            "count": put(np.zeros((), np.int32), copies),
             "key": jax.jit(lambda: jax.random.key(3), out_shardings=NamedSharding(mesh, copies))(),
         }
         before = state

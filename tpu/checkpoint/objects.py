@@ -95,10 +95,11 @@ def download(url: str, checked: bool = True) -> bytes:
 
     bucket, name = split_url(url)
     blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
+    options = _ONCE if checked else {**_ONCE, "checksum": None}
     try:
         return retrying(
             f"reading {url}",
-            lambda: blob.download_as_bytes(checksum="auto" if checked else None, **_ONCE),
+            lambda: blob.download_as_bytes(**options),
         )
     except NotFound as error:
         raise FileNotFoundError(url) from error

@@ -49,8 +49,8 @@ def is_passing(error: BaseException) -> bool:
     if isinstance(error, FileNotFoundError | FileExistsError | PermissionError):
         return False
     code = getattr(error, "code", None)
-    if code is not None:
-        return str(code).isdigit() and int(code) in _PASSING_CODES
+    if isinstance(code, int) or (isinstance(code, str) and code.isdigit()):
+        return int(code) in _PASSING_CODES
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)

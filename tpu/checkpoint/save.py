@@ -158,10 +158,10 @@ class Saver:
         if self._failed is not None:
             raise self._failed
 
-    def close(self) -> None:
-        """Finish what was begun and end the thread."""
+    def close(self, deadline_s: float | None = None) -> None:
+        """Finish what was begun and end the thread; leave it behind after `deadline_s`."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(deadline_s)
 
     def _work(self) -> None:
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -24,10 +25,17 @@ class EventLog:
         record = {"t": round(self._clock(), 4), "event": event, **fields}
         if self._file is not None:
             line = json.dumps(record) + "\n"
-            with self._lock:
-                self._file.write(line)
-                self._file.flush()
+            self._append(line)
         return record
+
+    def _append(self, line: str) -> None:
+        try:
+            with self._lock:
+                if self._file is not None and not self._file.closed:
+                    self._file.write(line)
+                    self._file.flush()
+        except OSError as error:  # a full disk of the host costs its events, never the training
+            print(f"an event could not be written: {error}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._file is not None:

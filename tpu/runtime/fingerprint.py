@@ -35,7 +35,7 @@ def fingerprint(num_processes: int, leaves: Leaves, extra: Mapping[str, str]) ->
     """The facts of this process with the state that it is going to train. `extra` are the program's own."""
     facts = {
         "processes": str(num_processes),
-        "threads": str(len(os.sched_getaffinity(0))),
+        "threads": str(_threads()),
         "machine": _processor(),
     }
     facts |= {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
@@ -69,6 +69,13 @@ def _mesh(sharding: Any) -> str:
         return ""
     axes = ",".join(f"{name}={size}" for name, size in mesh.shape.items())
     return f"{axes} of devices {','.join(str(d.id) for d in mesh.devices.flat)}"
+
+
+def _threads() -> int:
+    """Cores that this process may use; XLA and NumPy split their sums by it."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _processor() -> str:

@@ -18,13 +18,18 @@ from typing import Protocol
 
 from tpu.checkpoint import files
 from tpu.checkpoint.retry import RetryPolicy
+from tpu.runtime.plan import Plan
 
 # Of the 30 s between notice and the end of a spot VM, most must be left for the checkpoint itself.
 AGREEMENT_S = 8.0
 
 
 class StopRule(Protocol):
-    """Whether to stop at a border. `stops(step, following)`: `following` is the border after `step`."""
+    """Whether to stop at a border.
+
+    `install` may be called again, when something else took the signal. In `stops(step, following)`, `following` is
+    the border after `step`.
+    """
 
     def install(self) -> None: ...
     def stops(self, step: int, following: int) -> bool: ...
@@ -52,16 +57,16 @@ class OneProcess:
 
     def __init__(self) -> None:
         self._noticed = False
-        self._before: object = None
+        self._before = signal.getsignal(signal.SIGTERM)
 
     def install(self) -> None:
-        self._before = signal.signal(signal.SIGTERM, self._take)
+        signal.signal(signal.SIGTERM, self._take)
 
     def stops(self, step: int, following: int) -> bool:
         return self._noticed
 
     def uninstall(self) -> None:
-        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)  # type: ignore[arg-type]
+        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._noticed = True
@@ -82,16 +87,19 @@ class ManyProcesses:
         self._posted: int | None = None
         self._agreed: int | None = None
         self._decided = threading.Event()
-        self._before: object = None
+        self._before = signal.getsignal(signal.SIGTERM)
+        self._watching = False
         self._woken, self._waker = socket.socketpair()
 
     def install(self) -> None:
         # A wake-up descriptor, since Python's own handler waits until the training's thread leaves a
         # collective.
         self._waker.setblocking(False)
-        self._before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, name="notice", daemon=True).start()
+        if not self._watching:
+            self._watching = True
+            threading.Thread(target=self._watch, name="notice", daemon=True).start()
 
     def stops(self, step: int, following: int) -> bool:
         with self._lock:
@@ -103,7 +111,7 @@ class ManyProcesses:
 
     def uninstall(self) -> None:
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)  # type: ignore[arg-type]
+        signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
         self._waker.close()
 
     def _watch(self) -> None:
@@ -133,3 +141,12 @@ class ManyProcesses:
             if len(borders) < self._num_processes:
                 time.sleep(0.1)
         return max(borders.values())
+
+
+def stop_rule(plan: Plan, noticed: Callable[[int], bool] | None) -> StopRule:
+    """The rule of one process: the program's own (`noticed`), or SIGTERM, agreed upon among several."""
+    if noticed is not None:
+        return AskProgram(noticed)
+    if plan.num_processes == 1:
+        return OneProcess()
+    return ManyProcesses(plan.run_dir, plan.attempt, plan.process_id, plan.num_processes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import os
 from collections.abc import Mapping
@@ -80,7 +81,8 @@ def call_length(step: int, steps_per_call: int, stop_steps: tuple[int, ...]) -> 
     Long calls begin at multiples of their length only. So wherever a run was interrupted, its calls come back
     to the same borders, and what is logged at them is logged at the same steps.
     """
-    stop = next((s for s in stop_steps if s > step), step + 1)
+    at = bisect.bisect_right(stop_steps, step)
+    stop = stop_steps[at] if at < len(stop_steps) else step + 1
     fits = step % steps_per_call == 0 and step + steps_per_call <= stop
     return steps_per_call if fits else 1
 

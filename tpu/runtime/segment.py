@@ -31,12 +31,15 @@ from tpu.checkpoint.tree import StateMismatch, leaves_of, map_leaves
 from tpu.runtime.events import EventLog
 from tpu.runtime.fingerprint import MixedEnvironment, fingerprint
 from tpu.runtime.metrics import MetricsWriter
-from tpu.runtime.notice import AskProgram, ManyProcesses, OneProcess, StopRule
+from tpu.runtime.notice import stop_rule
 from tpu.runtime.opening import Opening
 from tpu.runtime.plan import ContractError, Plan, call_length
 
 EXIT_NOTICED = 75  # EX_TEMPFAIL: start me again elsewhere
 EXIT_FENCED_OUT = 76
+
+# What a failing program still gives the saves that it has begun: the failure is to be known soon.
+LAST_SAVES_S = 15.0
 
 Phase = Literal["start", "restore", "compile", "step", "save", "evaluate", "idle", "other"]
 Facts = Mapping[str, str]
@@ -108,8 +111,9 @@ class Segment:
         self._saver: Saver | None = None
         self._kept_step: int | None = None  # the newest step of which nothing would be lost now
         self._phase: Phase | None = None
-        self._stop_rule = _stop_rule(plan, noticed)
+        self._stop_rule = stop_rule(plan, noticed)
         self._steps_per_call = 1
+        self._stop_steps = frozenset(plan.stop_steps)
         self._event("start", attempt=plan.attempt, process=plan.process_id)
         self.phase("start")
         self._opening = Opening(plan.run_dir)
@@ -155,8 +159,7 @@ class Segment:
         return Path.home() / ".relay" / "compile-cache"
 
     def __enter__(self) -> Segment:
-        if threading.current_thread() is threading.main_thread():
-            self._stop_rule.install()
+        self._install_stop_rule()
         return self
 
     def __exit__(
@@ -167,7 +170,7 @@ class Segment:
             if self._saver is not None:
                 if error is None:
                     self._saver.wait()
-                self._saver.close()
+                self._saver.close(None if error is None else LAST_SAVES_S)
         except (FencedOut, SaveFailed, DivergedError) as late:
             failure = late
         self._end_metrics(fenced=isinstance(failure, FencedOut))
@@ -224,6 +227,9 @@ class Segment:
         first = self.step
         if self._kept_step is None:
             self._kept_step = first
+        if first >= self.last_step:
+            self._event("done", step=first)
+        self._install_stop_rule()  # again: jax.distributed takes SIGTERM for itself when it starts
         while self.step < self.last_step:
             if self.step == first and self._stop_rule.stops(first, self._following(first)):
                 self._leave_noticed(first)  # noticed before the first step: nothing to save
@@ -269,7 +275,7 @@ class Segment:
             self._saver.check()
         last = step >= self.last_step
         noticed = not last and self._stop_rule.stops(step, self._following(step))
-        if not (noticed or step in self.plan.stop_steps):
+        if not (noticed or step in self._stop_steps):
             return
         with self.phase("save"):
             if step != self._kept_step:
@@ -294,6 +300,10 @@ class Segment:
     def event(self, name: str, /, **fields: object) -> None:
         """Note something of the program's own beside the events of the contract."""
         self._event(name, **fields)
+
+    def _install_stop_rule(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._stop_rule.install()
 
     def _following(self, step: int) -> int:
         return step + call_length(step, self._steps_per_call, self.plan.stop_steps)
@@ -368,14 +378,6 @@ class Segment:
             self._metrics.flush()
         except Exception as error:  # everything up to the last commit is there already
             print(f"the last metrics could not be written: {error}", file=sys.stderr, flush=True)
-
-
-def _stop_rule(plan: Plan, noticed: Callable[[int], bool] | None) -> StopRule:
-    if noticed is not None:
-        return AskProgram(noticed)
-    if plan.num_processes == 1:
-        return OneProcess()
-    return ManyProcesses(plan.run_dir, plan.attempt, plan.process_id, plan.num_processes)
 
 
 def _number(value: Any) -> float:
