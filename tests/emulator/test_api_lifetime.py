@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,31 @@ def test_a_state_folder_belongs_to_one_emulator(tmp_path: Path):
         Emulator(tmp_path)
     assert tmp_path.exists()  # it was given, so it is not removed
     assert not (tmp_path / RECORD_NAME).exists()
+
+
+def test_its_objects_outlive_it_in_a_folder_of_its_own(tmp_path: Path):
+    first = Emulator(tmp_path)
+    boot_a_node(first)
+    storage(first, "/upload/storage/v1/b/relay-emulated/o?uploadType=media&name=kept", b"as it was")
+    os.kill(first.pid, signal.SIGKILL)
+    first.stop()
+    with Emulator(tmp_path) as second:
+        assert second.nodes() == []
+        assert storage(second, "/storage/v1/b/relay-emulated/o/kept?alt=media") == b"as it was"
+
+
+def storage(emulator: Emulator, path: str, data: bytes | None = None) -> bytes:
+    request = urllib.request.Request(emulator.env["STORAGE_EMULATOR_HOST"] + path, data=data)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        return answer.read()
+
+
+def test_the_record_of_a_dead_emulator_names_nobody_else(tmp_path: Path):
+    """A pid comes back: `down` must not end the process that has it now."""
+    env = {"TPU_RELAY_API_KEY": "k"}
+    EmulatorRecord("none", os.getpid(), 1, os.getpid(), "http://127.0.0.1:1", env).write(tmp_path)
+    assert read_record(tmp_path) is None
+    assert "no emulator runs" in run(tmp_path, "down")
 
 
 def test_its_files_are_for_their_owner_only(emulator: Emulator):

@@ -5,6 +5,7 @@ It runs as a process of its own, so that whatever happens to the caller or to it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,10 +33,14 @@ class EmulatorFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class EmulatorRecord:
-    """What a running emulator writes about itself into its state folder, readable by its owner only."""
+    """What a running emulator writes about itself into its state folder, readable by its owner only.
+
+    `started` tells its process from a later one of the same pid.
+    """
 
     emulator_id: str
     pid: int
+    started: int
     guardian_pid: int
     control: str
     env: dict[str, str]
@@ -59,16 +64,16 @@ def read_record(state_dir: Path) -> EmulatorRecord | None:
         record = EmulatorRecord(**json.loads((state_dir / RECORD_NAME).read_text()))
     except FileNotFoundError:
         return None
-    return record if process_lives(record.pid) else None
+    return record if started(record.pid) == record.started else None
 
 
-def process_lives(pid: int) -> bool:
-    """Say whether a process exists and is not a zombie."""
+def started(pid: int) -> int:
+    """Return when a process started, in the kernel's ticks since boot; 0 if it does not live."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in ("Z", "X")
+        return 0
+    return 0 if fields[0] in "ZX" else int(fields[19])
 
 
 def start_process(state_dir: Path, options: list[str], stdin: int) -> subprocess.Popen[bytes]:
@@ -126,7 +131,11 @@ def wait_until_gone(record: EmulatorRecord, state_dir: Path) -> None:
 def remaining(record: EmulatorRecord) -> list[int]:
     """Return the pids of what lives of an emulator: itself, its guardian, and all that it started."""
     marked = marked_processes(f"TPU_EMULATOR_ID={record.emulator_id}")
-    own = [pid for pid in (record.pid, record.guardian_pid) if process_lives(pid)]
+    own = [record.pid] if started(record.pid) == record.started else []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # The guardian is known by its arguments: its pid may have gone to somebody else meanwhile.
+        arguments = Path(f"/proc/{record.guardian_pid}/cmdline").read_bytes()
+        own += [record.guardian_pid] if record.emulator_id.encode() in arguments else []
     return own + [process.pid for process in marked if process.alive]
 
 

@@ -20,7 +20,7 @@ from tpu.clock import SystemClock
 from tpu.emulator.addresses import AddressPool, free_port
 from tpu.emulator.api_server import ApiServer
 from tpu.emulator.control import Control
-from tpu.emulator.emulator import RECORD_NAME, EmulatorRecord, read_record
+from tpu.emulator.emulator import RECORD_NAME, EmulatorRecord, read_record, started
 from tpu.emulator.faults import Faults
 from tpu.emulator.fleet import Fleet
 from tpu.emulator.gcs import GcsServer
@@ -155,7 +155,7 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         "TPU_EMULATOR_CONTROL": control_url,
         **host_environment,
     }
-    return EmulatorRecord(emulator_id, os.getpid(), guardian.pid, control_url, env)
+    return EmulatorRecord(emulator_id, os.getpid(), started(os.getpid()), guardian.pid, control_url, env)
 
 
 def empty_folder(folder: Path) -> None:
