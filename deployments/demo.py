@@ -91,7 +91,7 @@ def preempt(
     ):
         return
     time.sleep(1.5)  # into the next segment; when exactly does not matter to the bits
-    nodes = [node["name"] for node in emulator.nodes() if node["state"] == "READY"]
+    nodes = [node["name"].rpartition("/")[2] for node in emulator.nodes() if node["state"] == "READY"]
     if flow.poll() is None and nodes:
         notice = number % 2 == 0
         say(f"preempting {nodes[0]} {'with 30 s notice' if notice else 'without notice'}")

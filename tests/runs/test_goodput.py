@@ -40,6 +40,10 @@ def test_steps_behind_the_last_commit_are_waste():
     ]  # fmt: skip
 
 
+def test_an_attempt_that_never_said_a_word_claims_no_second():
+    assert attempt_intervals([], 35, None) == []
+
+
 def test_a_run_with_a_preemption():
     def attempt(number, at, phases, ended, waste):
         return [

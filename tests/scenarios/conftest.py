@@ -120,7 +120,7 @@ class Lab:
         return [(row["step"], row["loss"]) for row in read_metrics(self.directory(name), self.fence(name))]
 
     def ready_nodes(self) -> list[str]:
-        return [node["name"] for node in self.emulator.nodes() if node["state"] == "READY"]
+        return [node["name"].rpartition("/")[2] for node in self.emulator.nodes() if node["state"] == "READY"]
 
     async def until(
         self, condition: Callable[[], Any], what: str, task: asyncio.Task[Any] | None = None

@@ -72,7 +72,7 @@ def attempt_intervals(
 ) -> list[Interval]:
     """Intervals of one attempt: each phase lasts until the next; steps after `waste_from` were done again."""
     intervals = []
-    for (begin, phase), until in zip(phases, [t for t, _ in phases[1:]] + [end], strict=True):
+    for (begin, phase), (until, _) in pairwise([*phases, (end, "")]):
         bucket = _OF_PHASE.get(phase, "other")
         if bucket == "step" and waste_from is not None and until > waste_from:
             intervals.append(Interval("step", begin, max(begin, waste_from)))

@@ -80,7 +80,7 @@ class ManyProcesses:
     """
 
     def __init__(self, run_dir: str, attempt: int, process_id: int, num_processes: int) -> None:
-        self._folder = f"{run_dir}/events/notice-{attempt}"
+        self._folder = f"{run_dir}/notices/{attempt}"
         self._process_id, self._num_processes = process_id, num_processes
         self._lock = threading.Lock()
         self._next_border = 0
