@@ -108,8 +108,6 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
     await pool.start()
     stack.push_async_callback(pool.stop)
 
-    clock = SystemClock()
-    world = World()
     host_environment = {"STORAGE_EMULATOR_HOST": storage, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
     fleet = Fleet(
         emulator_id,
@@ -121,26 +119,7 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         threads=options.host_threads,
         environment=host_environment,
     )
-    nodes = Nodes(world, fleet, clock)
-    queued = QueuedResources(world, nodes, clock)
-    operations = OperationStore(clock, world.background)
-    faults = Faults()
-    trouble = Trouble(world, nodes, clock)
-    stack.push_async_callback(trouble.delete_everything)
-
-    async def wipe() -> None:
-        faults.clear()
-        await trouble.delete_everything()
-        operations.clear()
-        world.settings, world.budget = Settings(), None
-        await asyncio.to_thread(empty_folder, gcs_root / BUCKET)
-
-    service = TpuService(options.project, world, nodes, queued, operations, clock)
-    api = ApiServer(service, operations, faults, key)
-    api_port = await api.start()
-    stack.push_async_callback(api.stop)
-    control = Control(world, trouble, faults, fleet, key, wipe)
-    control_port = await _listen(control.application(), stack)
+    api_port, control_port = await _open_cloud(options.project, key, fleet, gcs_root / BUCKET, stack)
 
     control_url = f"http://127.0.0.1:{control_port}"
     env = {
@@ -156,6 +135,32 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         **host_environment,
     }
     return EmulatorRecord(emulator_id, os.getpid(), started(os.getpid()), guardian.pid, control_url, env)
+
+
+async def _open_cloud(
+    project: str, key: str, fleet: Fleet, bucket: Path, stack: AsyncExitStack
+) -> tuple[int, int]:
+    """Open the API and the control API over a fleet of hosts; return their ports."""
+    clock, world, faults = SystemClock(), World(), Faults()
+    nodes = Nodes(world, fleet, clock)
+    queued = QueuedResources(world, nodes, clock)
+    operations = OperationStore(clock, world.background)
+    trouble = Trouble(world, nodes, clock)
+    stack.push_async_callback(trouble.delete_everything)
+
+    async def wipe() -> None:
+        faults.clear()
+        await trouble.delete_everything()
+        operations.clear()
+        world.settings, world.budget = Settings(), None
+        await asyncio.to_thread(empty_folder, bucket)
+
+    service = TpuService(project, world, nodes, queued, operations, clock)
+    api = ApiServer(service, operations, faults, key)
+    api_port = await api.start()
+    stack.push_async_callback(api.stop)
+    control = Control(world, trouble, faults, fleet, key, wipe)
+    return api_port, await _listen(control.application(), stack)
 
 
 def empty_folder(folder: Path) -> None:
