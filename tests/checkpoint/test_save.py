@@ -14,8 +14,16 @@ from tpu.checkpoint import files
 from tpu.checkpoint.fence import FencedOut, load_fence
 from tpu.checkpoint.paths import checkpoint_url
 from tpu.checkpoint.restore import restore
-from tpu.checkpoint.retry import RetryPolicy
-from tpu.checkpoint.save import DivergedError, SaveFailed, SaveLimits, Saver, SaveTarget
+from tpu.checkpoint.retry import RetryPolicy, StorageUnavailable
+from tpu.checkpoint.save import (
+    DivergedError,
+    PartsMissing,
+    SaveFailed,
+    SaveLimits,
+    Saver,
+    SaveTarget,
+    is_infrastructure,
+)
 from tpu.checkpoint.shards import Shard
 from tpu.checkpoint.tree import UnsavableState, leaves_of
 
@@ -205,6 +213,22 @@ def test_saves_that_outrun_the_upload_block(bucket: Bucket):
     thread.join()
     saver.close()
     assert committed_steps(run_dir) == [1, 2, 3]
+
+
+def test_C7_who_is_to_blame():
+    """What the bucket or another host did is not charged to the program; lost rights are for a person to mend."""
+
+    def failed_by(cause: Exception) -> SaveFailed:
+        failure = SaveFailed("step 5")
+        failure.__cause__ = cause
+        return failure
+
+    assert is_infrastructure(StorageUnavailable("503"))
+    assert is_infrastructure(failed_by(StorageUnavailable("503")))
+    assert is_infrastructure(failed_by(PartsMissing("host-1.json")))
+    assert not is_infrastructure(failed_by(OSError("Forbidden")))
+    assert not is_infrastructure(RuntimeError("the user's"))
+    assert not is_infrastructure(None)
 
 
 def test_what_cannot_be_saved_is_named(bucket: Bucket):

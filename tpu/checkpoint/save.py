@@ -11,7 +11,15 @@ from typing import Protocol
 
 from tpu.checkpoint import files
 from tpu.checkpoint.checksum import crc32c
-from tpu.checkpoint.fence import Commit, Fence, FencedOut, add_commits, load_fence, update_fence
+from tpu.checkpoint.fence import (
+    Commit,
+    Fence,
+    FenceContended,
+    FencedOut,
+    add_commits,
+    load_fence,
+    update_fence,
+)
 from tpu.checkpoint.keep import KEEP_ALL, KeepRule, Pruner
 from tpu.checkpoint.manifest import (
     MANIFEST,
@@ -24,7 +32,7 @@ from tpu.checkpoint.manifest import (
     to_json,
 )
 from tpu.checkpoint.paths import checked_run_dir, checkpoint_url
-from tpu.checkpoint.retry import DEFAULT_RETRY, RetryPolicy
+from tpu.checkpoint.retry import DEFAULT_RETRY, RetryPolicy, StorageUnavailable
 from tpu.checkpoint.shards import Snapshot, files_of, snapshot
 from tpu.checkpoint.tree import Leaves
 
@@ -39,6 +47,13 @@ class PartsMissing(Exception):
 
 class DivergedError(Exception):
     """The numbers of the training are no numbers any more; the last good checkpoint stands."""
+
+
+def is_infrastructure(error: BaseException | None) -> bool:
+    """Whether a training failed by the bucket or by another host, so that it may be started again as it is."""
+    if isinstance(error, SaveFailed):
+        error = error.__cause__
+    return isinstance(error, StorageUnavailable | PartsMissing | FenceContended)
 
 
 class Report(Protocol):

@@ -10,7 +10,9 @@
             seg.checkpoint(step + count, state)
 
 Step s means: s updates are done. The program ends by itself with the codes that the flow understands: 0
-finished, 75 after a preemption notice (the checkpoint is committed), 76 when another attempt has taken over.
+finished; 75 start me again as I am, after a preemption notice (the checkpoint is committed) or when the
+bucket or another host failed; 76 another attempt has taken over. Everything else, such as an exception, is
+the program's own failure.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any, Literal
 
 from tpu.checkpoint.fence import FencedOut
 from tpu.checkpoint.manifest import environment_difference
-from tpu.checkpoint.save import DivergedError, SaveFailed, Saver, SaveTarget
+from tpu.checkpoint.save import DivergedError, SaveFailed, Saver, SaveTarget, is_infrastructure
 from tpu.checkpoint.shards import placed
 from tpu.checkpoint.tree import StateMismatch, leaves_of, map_leaves
 from tpu.runtime.events import EventLog
@@ -35,7 +37,7 @@ from tpu.runtime.notice import stop_rule
 from tpu.runtime.opening import Opening
 from tpu.runtime.plan import ContractError, Plan, call_length
 
-EXIT_NOTICED = 75  # EX_TEMPFAIL: start me again elsewhere
+EXIT_NOTICED = 75  # EX_TEMPFAIL, also when the bucket or another host failed: start me again as I am
 EXIT_FENCED_OUT = 76
 
 # What a failing program still gives the saves that it has begun: the failure is to be known soon.
@@ -181,6 +183,9 @@ class Segment:
         if isinstance(failure, FencedOut):
             print(f"this attempt may not write any more and leaves: {failure}", file=sys.stderr, flush=True)
             raise SystemExit(EXIT_FENCED_OUT) from failure
+        if failure is not None and is_infrastructure(failure):
+            print(f"not the program's fault: {failure}", file=sys.stderr, flush=True)
+            raise SystemExit(EXIT_NOTICED) from failure
         if failure is not error and failure is not None:
             raise failure
 
