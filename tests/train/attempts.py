@@ -90,7 +90,10 @@ class ByHand:
         update_fence(self.run_dir, opened)
         folders = [self.folder / f"attempt-{number}" / str(i) for i in range(self.processes)]
         coordinator = f"127.0.0.1:{_free_port()}"
-        attempt = Attempt([self._process(i, number, folders[i], coordinator, variables) for i in range(self.processes)], folders)
+        attempt = Attempt(
+            [self._process(i, number, folders[i], coordinator, variables) for i in range(self.processes)],
+            folders,
+        )
         self.started.append(attempt)
         return attempt
 
@@ -122,11 +125,10 @@ class ByHand:
         core = cores[index % len(cores)]
         with (folder / "output").open("wb") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "tpu.train.jax_trainer"],
+                ["taskset", "-c", str(core), sys.executable, "-m", "tpu.train.jax_trainer"],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
             )
 
 

@@ -68,5 +68,6 @@ def same_bits(a: Any, b: Any) -> bool:
     """Whether two trees have the same leaves, byte for byte."""
     ones, others = jax.tree.leaves(a), jax.tree.leaves(b)
     return len(ones) == len(others) and all(
-        np.asarray(one).tobytes() == np.asarray(other).tobytes() for one, other in zip(ones, others, strict=True)
+        np.asarray(one).tobytes() == np.asarray(other).tobytes()
+        for one, other in zip(ones, others, strict=True)
     )

@@ -48,7 +48,9 @@ def test_dmmse_is_the_posterior_mean_of_every_prefix(examples):
 def test_dmmse_first_predicts_the_mean_task(examples):
     x, y = examples
     tasks = np.random.default_rng(1).standard_normal((5, D)).astype(np.float32)
-    assert np.asarray(dmmse_predictions(x, y, tasks, 0.25))[:, 0] == pytest.approx(x[:, 0] @ tasks.mean(0), abs=1e-5)
+    assert np.asarray(dmmse_predictions(x, y, tasks, 0.25))[:, 0] == pytest.approx(
+        x[:, 0] @ tasks.mean(0), abs=1e-5
+    )
 
 
 def test_dmmse_stays_finite_where_every_task_is_next_to_impossible(examples):
@@ -71,7 +73,9 @@ def test_baselines_agree_with_known_values(tasks, pretraining, new, distance):
     settings = Icl(dimensions=8, examples=16, noise_variance=0.25, tasks=tasks)
     draws = 48 if tasks == 1 else 4
     found = [
-        icl_baselines(settings, pretraining_tasks(tasks, 8, seed), seed, sequences=256 if tasks == 1 else 1024)
+        icl_baselines(
+            settings, pretraining_tasks(tasks, 8, seed), seed, sequences=256 if tasks == 1 else 1024
+        )
         for seed in range(draws)
     ]
 

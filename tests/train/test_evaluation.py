@@ -3,16 +3,20 @@
 import pytest
 
 from tests.train.programs import LocalRun
+from tpu.checkpoint.tree import leaves_of
 from tpu.train.evaluate import ParametersDoNotFit, evaluate_arrays
 from tpu.train.settings import Training
 from tpu.train.workloads import Configuration
-from tpu.checkpoint.tree import leaves_of
 
 
 def trained(steps, **settings):
     """(configuration, arrays by name as in a checkpoint) of a small training."""
     training = Training.model_validate(
-        {"steps_per_call": 20, "schedule_steps": steps, "optimizer": {"learning_rate": 1e-2, "warmup_fraction": 0.1}}
+        {
+            "steps_per_call": 20,
+            "schedule_steps": steps,
+            "optimizer": {"learning_rate": 1e-2, "warmup_fraction": 0.1},
+        }
         | settings
     )
     state, _ = LocalRun.compiled(training).run([20] * (steps // 20))
@@ -42,7 +46,9 @@ def test_a_trained_regression_lies_near_the_optimum(regression):
 def test_parameters_of_another_model_are_refused(regression):
     configuration, arrays = regression
     fewer = {name: array for name, array in arrays.items() if name != "params/positions"}
-    with pytest.raises(ParametersDoNotFit, match=r"wants params/positions of shape \(16, 16\), which is missing"):
+    with pytest.raises(
+        ParametersDoNotFit, match=r"wants params/positions of shape \(16, 16\), which is missing"
+    ):
         evaluate_arrays(configuration, fewer)
 
 

@@ -26,7 +26,9 @@ def test_a_module_is_its_source():
     assert text_sha256(["python:pydoc_data.topics"]) == hashlib.sha256(source).hexdigest()
 
 
-@pytest.mark.parametrize("source", ["/nowhere/*.txt", "/nowhere.txt", "python:no_such_module", "python:a.b", "python:sys"])
+@pytest.mark.parametrize(
+    "source", ["/nowhere/*.txt", "/nowhere.txt", "python:no_such_module", "python:a.b", "python:sys"]
+)
 def test_a_source_without_text_is_named(source):
     with pytest.raises(TextNotFoundError, match=source.replace("*", r"\*")):
         read_text([source])
@@ -50,7 +52,7 @@ def test_the_last_part_is_held_out():
 
 
 def test_too_little_text_is_refused():
-    with pytest.raises(ValueError, match="100 bytes: after holding out 0.1"):
+    with pytest.raises(ValueError, match=r"100 bytes: after holding out 0\.1"):
         split(bytes(100), ByteLm(context=64))
 
 

@@ -43,6 +43,9 @@ def by_hand(gcs, tmp_path):
             attempt.kill()
 
 
+CALLS_OF_50 = TINY_ICL | {"log_every": 100, "steps_per_call": 50}
+
+
 def outcome(run):
     """Parameters' hash and all logged numbers."""
     metrics = read_metrics(run.run_dir, load_fence(run.run_dir))
@@ -53,11 +56,10 @@ def outcome(run):
 
 def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
     steps = 4000
-    config = TINY_ICL | {"log_every": 100, "steps_per_call": 50}
-    straight = by_hand("straight", config, steps, [steps])
+    straight = by_hand("straight", CALLS_OF_50, steps, [steps])
     assert straight.start().exit_codes(180) == [0], straight.started[0].output()
 
-    broken = by_hand("broken", config, steps, [777, 1500, 3000, steps])
+    broken = by_hand("broken", CALLS_OF_50, steps, [777, 1500, 3000, steps])
     noticed = broken.start()
     noticed.wait_for(lambda e: e["event"] == "step" and e["step"] >= 500)
     noticed.notice()
@@ -84,11 +86,11 @@ def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_
         "data_sha256": text_sha256([str(text)]),
         "steps_per_call": 5, "log_every": 5,
     }  # fmt: skip
-    steps = 400
+    steps = 200
     straight = by_hand("pair-straight", config, steps, [steps], processes=2, devices=2)
     assert straight.start().exit_codes(180) == [0, 0], straight.started[0].output()
 
-    broken = by_hand("pair-broken", config, steps, [10, 303, steps], processes=2, devices=2)
+    broken = by_hand("pair-broken", config, steps, [10, 153, steps], processes=2, devices=2)
     noticed = broken.start()
     noticed.wait_for(lambda e: e["event"] == "step")
     noticed.processes[1].terminate()  # one host hears of it first, or alone
@@ -99,6 +101,13 @@ def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_
     last = broken.start()
     assert last.exit_codes(180) == [0, 0], last.output()
     assert outcome(broken) == outcome(straight)
+
+    # Each process of the last attempt found what it had compiled: a fresh host compiles nothing.
+    entries = [
+        len(list(home.glob(".relay/compile-cache/*/complete/*")))
+        for home in sorted(broken.folder.glob("home-*"))
+    ]
+    assert entries == [2, 2]
 
 
 def test_changed_text_stops_the_trainer_with_a_sentence(by_hand, tmp_path):
@@ -115,9 +124,9 @@ def test_changed_text_stops_the_trainer_with_a_sentence(by_hand, tmp_path):
 
 
 def test_a_checkpoint_is_evaluated_from_the_bucket(by_hand, capsys, tmp_path):
-    run = by_hand("evaluated", TINY_ICL, 5, [5])
+    run = by_hand("evaluated", CALLS_OF_50, 5, [5])
     assert run.start().exit_codes() == [0]
-    record = {"config": {"name": "evaluated", "training": TINY_ICL}, "data_sha256": None}
+    record = {"config": {"name": "evaluated", "training": CALLS_OF_50}, "data_sha256": None}
     files.write(f"{run.run_dir}/run.json", json.dumps(record).encode())
     evaluate.main([run.run_dir, "5", "--out", str(tmp_path / "out.json")])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])

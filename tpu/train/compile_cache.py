@@ -34,7 +34,7 @@ def cache_key(parts: object) -> str:
 
 @dataclass(frozen=True)
 class CompileCache:
-    """The cache of one program for one attempt of a run. Use `open_cache`."""
+    """The cache of one program for one attempt of a run. Made by `open_cache`."""
 
     complete: Path
     working: Path
@@ -54,6 +54,10 @@ class CompileCache:
             _link(entry, self.complete / entry.name)
         if self.remote and new:
             _ignoring_storage("keep compiled programs", lambda: self._put_remote([e.name for e in new]))
+
+    def close(self) -> None:
+        """Remove the attempt's own folder; what was published stays."""
+        shutil.rmtree(self.working, ignore_errors=True)
 
     def _fetch_remote(self) -> None:
         from tpu.checkpoint import files
@@ -106,7 +110,9 @@ def every_process_writes() -> Iterator[None]:
     JAX has process 0 alone write, to spare a folder that all share. Ours is each process's own, and on CPU
     hosts each process's entries have names of their own: the others would compile anew at every start.
     """
-    from jax._src import distributed  # no public switch; a test of two processes notices if this stops working
+    from jax._src import (
+        distributed,  # no public switch; a test of two processes notices if this stops working
+    )
 
     state = distributed.global_state
     process_id, state.process_id = state.process_id, 0
@@ -129,7 +135,11 @@ class Background:
         """Wait until it is done, or until `deadline_s` are over; says so then."""
         self._thread.join(deadline_s)
         if self._thread.is_alive():
-            print(f"{self._name}: not done after {deadline_s:g} s, going on without", file=sys.stderr, flush=True)
+            print(
+                f"{self._name}: not done after {deadline_s:g} s, going on without",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def _link(entry: Path, to: Path) -> None:
@@ -142,5 +152,7 @@ def _link(entry: Path, to: Path) -> None:
 def _ignoring_storage(what: str, work: Callable[[], None]) -> None:
     try:
         work()
-    except Exception as failure:  # whatever a bucket, a proxy or a disk can answer: all cost a compilation at most
+    except (
+        Exception
+    ) as failure:  # whatever a bucket, a proxy or a disk can answer: all cost a compilation at most
         print(f"could not {what}: {type(failure).__name__}: {failure}", file=sys.stderr, flush=True)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,9 @@ from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.paths import checked_run_dir
 from tpu.checkpoint.restore import read_commit
 from tpu.checkpoint.tree import map_leaves
+from tpu.train.compile_cache import cache_key, open_cache, use_cache
 from tpu.train.evaluation import evaluate_bytelm, evaluate_icl
+from tpu.train.fingerprint import compile_facts
 from tpu.train.icl import IclWorkload
 from tpu.train.workloads import Configuration, make_workload
 
@@ -29,8 +33,10 @@ class ParametersDoNotFit(ValueError):
     """The checkpoint's parameters are not those of the run's model."""
 
 
-def evaluate_checkpoint(run_dir: str, step: int) -> dict[str, Any]:
+def evaluate_checkpoint(run_dir: str, step: int, cache_folder: Path | None = None) -> dict[str, Any]:
     """The evaluation of the commit at `step`: `step`, `attempt`, `parameters_sha256`, and the workload's figures.
+
+    Programs compiled for one checkpoint serve the next, by way of `cache_folder` and the bucket.
 
     Raises NoSuchCheckpoint, Damaged, ParametersDoNotFit, DataChangedError, or ValueError for a run of a
     command of its own.
@@ -38,9 +44,28 @@ def evaluate_checkpoint(run_dir: str, step: int) -> dict[str, Any]:
     run_dir = checked_run_dir(run_dir)
     configuration = Configuration.from_run_record(files.read(f"{run_dir}/run.json"))
     restored = read_commit(run_dir, commit_at(load_fence(run_dir).commits, step, run_dir))
-    figures = evaluate_arrays(configuration, restored.arrays)
+    with _compiling_once(configuration, run_dir, step, cache_folder):
+        figures = evaluate_arrays(configuration, restored.arrays)
     digest = parameters_digest(restored.arrays)
     return {"step": step, "attempt": restored.attempt, "parameters_sha256": digest, **figures}
+
+
+@contextmanager
+def _compiling_once(
+    configuration: Configuration, run_dir: str, step: int, folder: Path | None
+) -> Iterator[None]:
+    if folder is None:
+        yield
+        return
+    bucket, _, run = run_dir.partition("/runs/")
+    workload = configuration.training.workload.model_dump(mode="json")
+    key = cache_key(["evaluate", workload, dict(compile_facts(1))])
+    cache = open_cache(folder, key, f"evaluate-{run}-{step}-{os.getpid()}", bucket)
+    cache.fetch()
+    use_cache(cache)
+    yield
+    cache.publish()
+    cache.close()
 
 
 def evaluate_arrays(configuration: Configuration, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -69,8 +94,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("run_dir", help="the run in the bucket, gs://BUCKET/runs/NAME")
     parser.add_argument("step", type=int, help="step of a committed checkpoint")
     parser.add_argument("--out", type=Path, help="write the JSON object into this file too")
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        default=Path.home() / ".relay" / "compile-cache",
+        help="folder that keeps compiled programs between evaluations (%(default)s)",
+    )
     given = parser.parse_args(arguments)
-    line = json.dumps(evaluate_checkpoint(given.run_dir, given.step))
+    line = json.dumps(evaluate_checkpoint(given.run_dir, given.step, given.cache))
     if given.out:
         given.out.write_text(line + "\n")
     print(line, flush=True)

@@ -52,7 +52,9 @@ def icl_figures(
         "ridge": ridge_predictions(batch.x, batch.y, settings.noise_variance),
     }
     if tasks is not None:
-        predictions["dmmse"] = dmmse_predictions(batch.x, batch.y, jnp.asarray(tasks), settings.noise_variance)
+        predictions["dmmse"] = dmmse_predictions(
+            batch.x, batch.y, jnp.asarray(tasks), settings.noise_variance
+        )
     if model is not None:
         predictions["model"] = predict(model, batch)
 
@@ -89,7 +91,9 @@ def _mean_figures(
     fits = max(_CHUNK_NUMBERS // each, 1)
     chunk = 2 ** int(math.log2(min(fits, 512, len(drawn))))
     parts = [
-        jax.device_get(_chunk_figures(settings, model, drawn[start : start + chunk], tasks, np.uint32(seed), i))
+        jax.device_get(
+            _chunk_figures(settings, model, drawn[start : start + chunk], tasks, np.uint32(seed), i)
+        )
         for i, start in enumerate(range(0, len(drawn) - chunk + 1, chunk))
     ]
     return {name: float(np.mean([part[name] for part in parts])) for name in parts[0]}

@@ -48,7 +48,9 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
     with seg.phase("compile"):
         fetching.wait(FETCH_DEADLINE_S)
         use_cache(cache)
-        lowered = make_program(training, workload, mesh, state, data).lower(state, data, *call_arguments(0, 0, 1))
+        lowered = make_program(training, workload, mesh, state, data).lower(
+            state, data, *call_arguments(0, 0, 1)
+        )
         with every_process_writes():
             program = lowered.compile()
     publishing = Background("keeping compiled programs", cache.publish)
@@ -65,6 +67,7 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
         before = result
         seg.checkpoint(step + count, state)
     publishing.wait(PUBLISH_DEADLINE_S)
+    cache.close()
 
 
 def _log(seg: segment.Segment, training: Training, step: int, count: int, result: CallResult) -> None:

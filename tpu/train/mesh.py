@@ -46,7 +46,9 @@ def state_shardings(mesh: Mesh, state: Any, shard_parameters: bool) -> Any:
         if not shard_parameters or not divisible:
             return replicated(mesh)
         longest = max(divisible, key=lambda axis: shape[axis])
-        return NamedSharding(mesh, PartitionSpec(*[AXIS if a == longest else None for a in range(len(shape))]))
+        return NamedSharding(
+            mesh, PartitionSpec(*[AXIS if a == longest else None for a in range(len(shape))])
+        )
 
     return jax.tree.map(sharding, state)
 

@@ -28,9 +28,12 @@ class Optimizer(_Settings):
 
     learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     schedule: Literal["constant", "triangle", "cosine"] = Field(
-        default="triangle", description="Shape over `schedule_steps`: triangle and cosine warm up first and end at 0."
+        default="triangle",
+        description="Shape over `schedule_steps`: triangle and cosine warm up first and end at 0.",
     )
-    warmup_fraction: float = Field(default=0.5, ge=0, le=1, description="Part of `schedule_steps` that warms up.")
+    warmup_fraction: float = Field(
+        default=0.5, ge=0, le=1, description="Part of `schedule_steps` that warms up."
+    )
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay (AdamW); 0 is Adam.")
     clip_norm: float | None = Field(default=None, gt=0, description="Clip gradients to this global norm.")
 
@@ -58,7 +61,9 @@ class ByteLm(_Settings):
         min_length=1,
         description="Text: local paths, globs, gs:// paths, or python:MODULE for the source of an installed module.",
     )
-    held_out: float = Field(default=0.1, gt=0, lt=1, description="Last part of the text, kept for evaluation.")
+    held_out: float = Field(
+        default=0.1, gt=0, lt=1, description="Last part of the text, kept for evaluation."
+    )
     context: int = Field(default=64, ge=2, description="Bytes a sequence.")
     batch: int = Field(default=32, ge=1, description="Sequences a step, over all chips.")
     model: Transformer = Transformer()
@@ -72,8 +77,14 @@ class Training(_Settings):
 
     workload: Workload
     optimizer: Optimizer = Optimizer()
-    schedule_steps: int = Field(default=1000, ge=1, description="Length of the learning-rate schedule, in steps.")
+    schedule_steps: int = Field(
+        default=1000, ge=1, description="Length of the learning-rate schedule, in steps."
+    )
     seed: int = Field(default=0, ge=0, lt=2**32, description="Seed of parameters, data and noise.")
-    steps_per_call: int = Field(default=10, ge=1, le=1000, description="Steps of one compiled call; a call should last under 5 s.")
+    steps_per_call: int = Field(
+        default=10, ge=1, le=1000, description="Steps of one compiled call; a call should last under 5 s."
+    )
     log_every: int = Field(default=10, ge=1, description="Steps between logged losses.")
-    shard_parameters: bool = Field(default=False, description="Shard parameters over the chips (FSDP) instead of copies.")
+    shard_parameters: bool = Field(
+        default=False, description="Shard parameters over the chips (FSDP) instead of copies."
+    )

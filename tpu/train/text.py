@@ -75,6 +75,6 @@ def _bucket_parts(source: str) -> list[bytes]:
     if not paths:
         raise TextNotFoundError(f"no text at {source!r}: nothing in the bucket matches it")
     try:
-        return [bucket.cat_file(path) for path in paths]
+        return [bytes(bucket.cat_file(path)) for path in paths]  # type: ignore[arg-type]
     except FileNotFoundError as missing:
         raise TextNotFoundError(f"no text at {source!r}: no such object in the bucket") from missing

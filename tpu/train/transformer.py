@@ -83,10 +83,7 @@ class Transformer(eqx.Module):
     readout: Linear
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if isinstance(self.embed, Linear):
-            stream = self.embed(x)
-        else:
-            stream = jnp.take(self.embed, x, axis=0)
+        stream = self.embed(x) if isinstance(self.embed, Linear) else jnp.take(self.embed, x, axis=0)
         stream = stream + self.positions[: stream.shape[-2]]
         for block in self.blocks:
             stream = block(stream)
@@ -122,9 +119,7 @@ def draw_transformer(
 
     def block() -> Block:
         attention = Attention(linear(width, 3 * width), linear(width, width, residual), heads=shape.heads)
-        return Block(
-            norm(), attention, norm(), linear(width, 4 * width), linear(4 * width, width, residual)
-        )
+        return Block(norm(), attention, norm(), linear(width, 4 * width), linear(4 * width, width, residual))
 
     return Transformer(
         embed=normal(inputs, width, std=0.5) if tokens else linear(inputs, width),
