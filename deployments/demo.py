@@ -27,7 +27,8 @@ RELAY_FOLDER = Path(".relay")
 # Shorter than a line of Prefect's own, so that an event stays on one line of a terminal.
 PLAIN_LOG = {
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s | %(message)s",
-    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s | %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_TASK_RUN_FMT": "%(asctime)s | %(task_run_name)s: %(message)s",
+    "PREFECT_LOGGING_FORMATTERS_STANDARD_FMT": "%(asctime)s | %(message)s",
     "PREFECT_LOGGING_FORMATTERS_STANDARD_DATEFMT": "%H:%M:%S",
 }
 

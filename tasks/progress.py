@@ -13,8 +13,14 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 from tpu.hosts.address import HostAddress
 from tpu.runs.config import RunConfig
 
-# The server stores each update; more often than this nobody looks.
-UPDATE_S = 3.0
+# The server stores every update and log line, so a long run tells less often: in the first minute every 3 s, after
+# an hour every 3 minutes, at last every 5.
+FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_SHARE = 3.0, 300.0, 0.05
+
+
+def pause_s(elapsed_s: float) -> float:
+    """Seconds between two progress lines when a run has gone on for `elapsed_s`."""
+    return min(max(FIRST_PAUSE_S, elapsed_s * PAUSE_SHARE), LONGEST_PAUSE_S)
 
 
 class Progress:
@@ -24,7 +30,7 @@ class Progress:
         self._run = run
         self._log = log
         self._artifact: UUID | None = None
-        self._updated = 0.0
+        self._began = self._updated = time.monotonic()
         self._first: tuple[float, int] | None = None
         self._update: asyncio.Task[None] | None = None
 
@@ -52,7 +58,8 @@ class Progress:
         now = time.monotonic()
         self._first = self._first or (now, record["step"])
         busy = self._update is not None and not self._update.done()
-        if now - self._updated < UPDATE_S or busy:
+        last = record["step"] >= self._run.steps
+        if not last and (busy or now - self._updated < pause_s(now - self._began)):
             return
         self._updated = now
         text = describe(record, self._run.steps, now - self._first[0], record["step"] - self._first[1])

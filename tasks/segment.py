@@ -20,7 +20,7 @@ def budget_allows(_task: Any, _task_run: Any, state: Any) -> bool:
 
 @task(
     name="train_segment",
-    task_run_name="segment {number}: steps {start}–{stop}",
+    task_run_name="segment {number}: steps {start}-{stop}",
     retries=10**6,
     retry_condition_fn=budget_allows,
     cache_policy=NO_CACHE,
@@ -39,7 +39,7 @@ async def train_segment(driver: RunDriver, number: int, start: int, stop: int) -
             await provision(driver)
             await sync_code(driver)
         await driver.start_attempt()
-    _name_this_task_run(f"segment {number}: steps {start}–{stop}, attempt {driver.attempt}")
+    _name_this_task_run(f"segment {number}: steps {start}-{stop}, attempt {driver.attempt}")
     await driver.wait_for_commit(stop)
     return stop
 
