@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,28 @@ def boot_a_node(
     return asyncio.run(boot())
 
 
+def scrubbed(mark: str) -> list[int]:
+    """Return the pids of processes whose arguments hold `mark`."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if mark.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+    return found
+
+
+def test_a_daemon_that_hides_where_it_comes_from_goes_with_its_host(emulator: Emulator):
+    mark = f"98765.{os.getpid()}"
+    boot_a_node(emulator, script=f"setsid env -i bash -c 'sleep {mark} & disown' &\nexit 0")
+    emulator.wait_for(lambda: len(scrubbed(mark)) >= 2, "a daemon on each host")
+    try:
+        emulator.reset()
+        assert scrubbed(mark) == []
+    finally:
+        for pid in scrubbed(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
 def wait_until_nothing_remains(record: EmulatorRecord) -> None:
     deadline = time.monotonic() + 20
     while left := remaining(record):
@@ -59,15 +82,20 @@ def test_stopped_in_order_it_leaves_nothing():
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_ended_by_a_signal_it_leaves_nothing(number: signal.Signals):
+    mark = f"8765{number.value}.{os.getpid()}"
     emulator = Emulator()
     try:
-        boot_a_node(emulator)
+        boot_a_node(emulator, script=f"sleep 1000 &\nsetsid env -i bash -c 'sleep {mark} & disown' &\nexit 0")
+        emulator.wait_for(lambda: len(scrubbed(mark)) >= 2, "a daemon on each host")
         os.kill(emulator.pid, number)
         emulator._process.wait(20)
         wait_until_nothing_remains(emulator.record)
         assert not emulator.state_dir.exists()
+        assert scrubbed(mark) == []
     finally:
         emulator.stop()
+        for pid in scrubbed(mark):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path):

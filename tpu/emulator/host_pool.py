@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tpu.emulator import chips
@@ -52,6 +52,10 @@ class HostPool:
         """Start the forkserver, so that the first boot is as fast as the others."""
         self._machines.mkdir(parents=True, exist_ok=True)
         await self._connect()
+
+    @property
+    def forkserver_pid(self) -> int | None:
+        return self._forkserver.pid if self._forkserver else None
 
     async def stop(self) -> None:
         """Kill all hosts and the forkserver; returns when none of their processes is left."""
@@ -179,16 +183,20 @@ class EmulatedHost:
             StillAlive: some outlived KILL_DEADLINE_S.
         """
         self._killed = True
-        for pid in (self._init, self._sshd):  # first, so that they start nothing more
-            if pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        # Held still first. A process that scrubbed its environment is known by its parent alone, so nobody's
+        # parent may die before everybody is found, and nobody may fork meanwhile.
+        with contextlib.suppress(StillAlive):
+            await self._until_none(self._stop_step, STOP_DEADLINE_S, looks=2)
+        found = {process.pid for process in self._find()}
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if self._listener is not None and self._control is not None:
             if self._control.can_write_eof() and not self._control.is_closing():
                 self._control.write_eof()  # a host that has not told its pid yet ends by this
             await asyncio.wait({self._listener}, timeout=KILL_DEADLINE_S)
             self._control.close()
-        await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
+        await self._until_none(lambda: kill_step(lambda: self._find(found)), KILL_DEADLINE_S, looks=2)
         self._init = self._sshd = 0
         if not self._listening.done():
             self._listening.cancel()
@@ -231,8 +239,9 @@ class EmulatedHost:
         """Return the pids of all living processes of this host, its own servers too."""
         return [process.pid for process in self._find() if process.alive]
 
-    def _find(self) -> list[Process]:
-        return marked_processes(self._machine.marker, roots=[pid for pid in (self._init, self._sshd) if pid])
+    def _find(self, known: Iterable[int] = ()) -> list[Process]:
+        roots = [pid for pid in (self._init, self._sshd, *known) if pid]
+        return marked_processes(self._machine.marker, roots=roots)
 
     def _stop_step(self) -> list[Process]:
         running = [process for process in self._find() if process.alive and not process.stopped]
