@@ -17,7 +17,7 @@ START_S = 120.0
 
 
 def settings(folder: Path) -> dict[str, str]:
-    """Variables for everything that uses the server's folder; recording is batched, as a run makes bursts of records."""
+    """Variables for all that uses the server's folder; recording is batched, since a run makes bursts of records."""
     return {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -31,9 +31,9 @@ async def train_segment(driver: RunDriver, number: int, start: int, stop: int) -
     Raises:
         AttemptEnded: the gang ended before; Prefect runs this task again if the budget allows.
     """
-    if await driver.committed(stop):
-        return stop
     if driver.attempt is None:
+        if await driver.committed(stop):
+            return stop
         await driver.back_off()
         async with driver.preparing():
             await provision(driver)

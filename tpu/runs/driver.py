@@ -322,16 +322,18 @@ class RunDriver:
         spec = launch.gang_spec(
             self.record, self.run_dir, number, newest, self._slice, self._installed, self._secrets
         )
-        self._follow(spec)
+        self._follow(spec, newest)
         return number
 
-    def _follow(self, spec: GangSpec, start: bool = True) -> None:
+    def _follow(self, spec: GangSpec, newest: Commit | None, start: bool = True) -> None:
         assert self._slice is not None
         self._spec = spec
         self._watch = GangWatch(
             self._slice.hosts, spec, self._connection, self._identity, self._condition, self._clock,
             self._listener, self.record.config.progress_minutes * 60, CLOUD_POLL_S,
         )  # fmt: skip
+        if newest is not None:
+            self._watch.view.committed = newest.step
         self._attempt_task = asyncio.create_task(self._attempt(spec, self._watch, start))
 
     async def _attempt(self, spec: GangSpec, watch: GangWatch, start: bool) -> Verdict:
@@ -494,7 +496,7 @@ class RunDriver:
                 )
                 return
         self.report(f"taking up attempt {number} on {self._slice.name}")
-        self._follow(spec, start=False)
+        self._follow(spec, fence.newest(), start=False)
 
     async def _note_attempt_without_gang(
         self, number: int | None, name: str, kind: VerdictKind, reason: str
