@@ -6,9 +6,10 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from prefect import Flow
+from pydantic import BaseModel
 
 from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
@@ -21,9 +22,9 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
     """Parse the arguments, check everything that can be checked, then run the flow. Exits 2 on a wrong argument."""
     parser = argparse.ArgumentParser(
         prog="python -m flows.train",
-        description="Train one run on preemptible TPU slices. Started again with the same file it goes on where it was.",
-        epilog="Addresses come from TPU_RELAY_PROJECT, TPU_RELAY_BUCKET and the like; `python -m tpu.emulator up` starts "
-        "an emulated cloud and prints them.",
+        description="Train one run on preemptible TPU slices. Started again it goes on.",
+        epilog="Addresses come from TPU_RELAY_PROJECT, TPU_RELAY_BUCKET and the like; `python -m tpu.emulator up` "
+        "starts an emulated cloud, and `python -m tpu.emulator env` prints where it is.",
     )
     parser.add_argument(
         "config", type=Path, nargs="?", help="a run configuration, such as deployments/runs/icl.yaml"
@@ -36,9 +37,15 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         "--take-over", action="store_true", help="take the run from a driver that is still alive"
     )
     parser.add_argument(
+        "--fields", action="store_true", help="print every field of a configuration, and exit"
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="say what would be made and what it costs; call nothing"
     )
     arguments = parser.parse_args()
+    if arguments.fields:
+        print("\n".join(field_lines(RunConfig)))
+        return
     try:
         changes = parse_changes(arguments.changes)
         if arguments.name:
@@ -59,6 +66,27 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
+def field_lines(model: type[BaseModel], indent: str = "") -> list[str]:
+    """Every field of a configuration as commented YAML, with its default."""
+    lines = []
+    for name, field in model.model_fields.items():
+        inner = _models(field.annotation)
+        default = "required" if field.is_required() else f"default {field.default!r}"
+        about = field.description or ""
+        lines.append(f"{indent}{name}:  # {about}" + ("" if inner else f" ({default})"))
+        for one in inner:
+            lines += [f"{indent}  # {one.__name__}"] if len(inner) > 1 else []
+            lines += field_lines(one, indent + "  ")
+    return lines
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The models that a field's type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models(part)]
+
+
 def _recorded(name: str) -> RunConfig:
     return load_record(run_directory(Connection.from_environment().bucket, name)).config
 
@@ -70,14 +98,13 @@ def describe(run: RunConfig) -> str:
     shown = ", ".join(map(str, stops[:8])) + (f", … {stops[-1]}" if len(stops) > 8 else "")
     price = run.slice.price_an_hour
     cost = f"${price:.2f} an hour" if price is not None else "unknown: set slice.price_an_hour"
-    program = (
-        " ".join(run.command) if run.command else f"the built-in {run.training.workload.kind} training in JAX"
-    )  # type: ignore[union-attr]
+    built_in = f"the built-in {run.training.workload.kind} training in JAX" if run.training else ""
+    program = " ".join(run.command or [built_in])
     return "\n".join(
         [
             f"run        {run.name}: {program}, {run.steps} steps",
-            f"slice      one {run.slice.provisioning} {kind.name} in {run.slice.zone}: {kind.chips} chips, {kind.hosts} host(s), "
-            f"image {run.slice.runtime_version or kind.runtime_version}",
+            f"slice      one {run.slice.provisioning} {kind.name} in {run.slice.zone}: {kind.chips} chips, "
+            f"{kind.hosts} host(s), image {run.slice.runtime_version or kind.runtime_version}",
             f"cost       {cost}, while the slice exists",
             f"segments   {len(stops)}, ending at steps {shown}",
             f"code       {run.code}",

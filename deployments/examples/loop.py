@@ -1,14 +1,24 @@
-import jax, jax.numpy as jnp, optax
+import jax
+import jax.numpy as jnp
+import optax
+
 from tpu.runtime import segment
 
+truth, adam = jnp.arange(8.0), optax.adam(0.05)
+
+
+@jax.jit
+def train(state, key):
+    x = jax.random.normal(key, (64, 8))
+    loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ (p - truth)) ** 2))(state["params"])
+    updates, opt = adam.update(grads, state["adam"])
+    return {"params": optax.apply_updates(state["params"], updates), "adam": opt}, loss
+
+
+state = {"params": jnp.zeros(8), "adam": adam.init(jnp.zeros(8))}
 with segment.start() as seg:
-    truth, adam = jnp.arange(8.0), optax.adam(0.05)
-    params = jnp.zeros(8)
-    state = seg.restore({"params": params, "adam": adam.init(params)})
+    state = seg.restore(state)
     for step in seg.steps():
-        x = jax.random.normal(jax.random.fold_in(jax.random.key(seg.seed), step), (64, 8))
-        loss, grads = jax.value_and_grad(lambda p: jnp.mean((x @ (p - truth)) ** 2))(state["params"])
-        updates, opt = adam.update(grads, state["adam"])
-        state = {"params": optax.apply_updates(state["params"], updates), "adam": opt}
+        state, loss = train(state, jax.random.fold_in(jax.random.key(seg.seed), step))
         seg.log(step + 1, loss=loss)
         seg.checkpoint(step + 1, state)

@@ -110,7 +110,7 @@ class RunConfig(_Part):
     slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
     code: str = Field(
         default="working-tree",
-        description="Program's source: working-tree (from a terminal), a git URL or path with @commit, or a gs:// bundle.",
+        description="The program: working-tree (from a terminal), a git URL or path with @commit, or a gs:// bundle.",
         examples=["working-tree", "https://github.com/me/project@3f2a91c", "gs://my-bucket/code.tar.gz"],
     )
     environment: Environment = Field(default=Environment(), description="Python and packages of the program.")
@@ -126,7 +126,7 @@ class RunConfig(_Part):
     )
     evaluate_command: list[str] | None = Field(
         default=None,
-        description="Your own evaluation: gets RELAY_RUN_DIR, RELAY_STEP and RELAY_CHECKPOINT, and prints one JSON line last.",
+        description="Your own evaluation: gets RELAY_RUN_DIR and RELAY_STEP, and prints one JSON object last.",
     )
     budget: Budget = Field(default=Budget(), description="How often an attempt may end for each reason.")
     grace_seconds: float = Field(

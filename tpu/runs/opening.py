@@ -125,7 +125,7 @@ async def become_controller(
         now = await asyncio.to_thread(observe, run_dir)
         if now is None or now[1] != seen[1]:
             raise RunIsDriven(
-                f"{run_dir} is {why} and alive; nothing was changed. `relay stop` ends it; take_over takes it from there"
+                f"{run_dir} is {why} and alive; nothing was changed. `relay stop` ends it, take_over takes it over"
             )
     return await asyncio.to_thread(claim, run_dir, owner, seen)
 
