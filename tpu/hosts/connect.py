@@ -119,9 +119,10 @@ async def _until_connected(
             waiting[name] = "no answer"
         except (asyncssh.Error, OSError) as error:
             waiting[name] = describe_error(error)
-        if clock.monotonic() + pause_s >= deadline:
+        left_s = deadline - clock.monotonic()
+        if left_s <= 0:
             return None
-        await clock.sleep(pause_s)
+        await clock.sleep(min(pause_s, left_s))
         pause_s = min(RETRY_MOST_S, pause_s * 1.5)
 
 
@@ -132,9 +133,10 @@ async def _open(
         options["tunnel"] = jump
     if not route.command:
         return await asyncssh.connect(route.address, route.port, **options)
-    # What a proxy says on stderr must not get into the SSH stream; it is the best reason when there is none.
+    # asyncssh would read a proxy's stderr as part of the SSH stream, and take its closing for the stream's end:
+    # it goes to a file, as the best reason for a failure, while descriptor 3 holds the pipe open.
     with tempfile.NamedTemporaryFile(prefix="relay-proxy-") as said:
-        options["proxy_command"] = ["/bin/sh", "-c", 'exec "$@" 2>"$0"', said.name, *route.command]
+        options["proxy_command"] = ["/bin/sh", "-c", 'exec "$@" 3>&2 2>"$0"', said.name, *route.command]
         try:
             return await asyncssh.connect(route.address, route.port, **options)
         except (asyncssh.ConnectionLost, OSError) as error:

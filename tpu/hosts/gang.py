@@ -148,7 +148,10 @@ HostSignal = Log | Event | Beat | Notice | Exit | Lost
 
 @dataclass(frozen=True)
 class HostStatus:
-    """`lost`: the supervisor died without an exit code. `unknown`: the host did not answer, see `reason`."""
+    """`lost`: the supervisor died without an exit code. `unknown`: the host did not answer, see `reason`.
+
+    `ended` is True if we ended the attempt there, but not if the program had exited by itself before.
+    """
 
     host: HostAddress
     state: Literal["running", "exited", "lost", "absent", "unknown"]

@@ -49,7 +49,9 @@ class HostConnection:
             async with asyncio.timeout(timeout_s):
                 process = await self._ssh.create_process(command, encoding=None)
                 try:
-                    out, err = await process.communicate(stdin or b"")
+                    (out, err), _ = await asyncio.gather(
+                        process.communicate(), _feed(process.stdin, stdin or b"")
+                    )
                     await process.wait_closed()
                 finally:
                     process.close()
@@ -91,8 +93,9 @@ class HostConnection:
         """
         pending = b""
         try:
+            # Joined on the host: two streams of a channel arrive in no order.
             process = await self._ssh.create_process(
-                command, encoding=None, stdin=asyncssh.DEVNULL, stderr=asyncssh.STDOUT
+                f"exec 2>&1\n{command}", encoding=None, stdin=asyncssh.DEVNULL
             )
             try:
                 while chunk := await process.stdout.read(CHUNK_BYTES):
@@ -172,6 +175,14 @@ class HostGroup:
 
     async def close(self) -> None:
         await asyncio.gather(*(member.close() for member in self.members))
+
+
+async def _feed(stdin: asyncssh.SSHWriter[bytes], data: bytes) -> None:
+    """Write a command's input. A command that ends without reading it says by its exit code whether that is bad."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stdin.write(data)
+        stdin.write_eof()
+        await stdin.drain()
 
 
 def describe_error(error: BaseException) -> str:

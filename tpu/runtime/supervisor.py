@@ -634,15 +634,15 @@ def start(folder: str) -> int:
     spec = json.load(sys.stdin)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     with locked(folder, "start.lock"):
-        if read_json(folder, "ended.json"):
+        if read_json(folder, "ended.json") is not None:
             return answer(REFUSED_ENDED, error="this attempt was ended and is never started again")
-        if read_json(folder, "supervisor.json"):
+        if read_json(folder, "supervisor.json") is not None:
             return answer(0, started=False, **describe(folder))
         runs, own = os.path.dirname(folder), int(os.path.basename(folder))
         others = sorted(int(name) for name in os.listdir(runs) if name.isdigit() and int(name) != own)
         for other in others:
             path = os.path.join(runs, str(other))
-            if other > own and read_json(path, "supervisor.json"):
+            if other > own and read_json(path, "supervisor.json") is not None:
                 return answer(
                     REFUSED_STALE, error=f"attempt {other} of this run was started here: {own} is over"
                 )
@@ -739,7 +739,7 @@ def end(folder: str, grace_s: float) -> int:
 def end_attempt(folder: str, grace_s: float) -> list[int]:
     """TERM, wait, KILL, wait for the supervisor's last words; returns the pids that are left."""
     with locked(folder, "start.lock"):
-        if not read_json(folder, "ended.json"):
+        if read_json(folder, "ended.json") is None:
             write_json(folder, "ended.json", {"t": time.time(), "grace_s": grace_s})
     if grace_s > 0:
         for one in gang_processes(folder):
@@ -768,12 +768,14 @@ def describe(folder: str) -> Json:
     elif alive:
         state = "running"
     else:
-        state = "lost" if read_json(folder, "supervisor.json") else "absent"
+        state = "absent" if read_json(folder, "supervisor.json") is None else "lost"
+    ended = read_json(folder, "ended.json")
     return {
         "state": state,
         "exit": exit_record,
         "notice": read_json(folder, "notice.json"),
-        "ended": read_json(folder, "ended.json") is not None,
+        # Not of a program that had ended by itself before: that exit is its own.
+        "ended": ended is not None and not (exit_record and exit_record["t"] < ended.get("t", 0.0)),
     }
 
 
