@@ -89,12 +89,17 @@ def key_line(key: asyncssh.SSHKey, user: str = USER) -> str:
     return f"{user}:{key.export_public_key().decode().strip()} {user}"
 
 
-def alive(pid: int) -> bool:
+def state(pid: int) -> str:
+    """The letter of /proc/PID/stat, X for a process that is not there."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
+
+
+def alive(pid: int) -> bool:
+    return state(pid) not in "ZX"
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 20.0) -> None:

@@ -46,6 +46,10 @@ class GcsServer:
         self._environment = {"TPU_EMULATOR_ID": emulator_id} if emulator_id else {}
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
     def start(self) -> str:
         """Start the server with its bucket and return its URL, such as http://127.0.0.1:40123.
 

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,9 +33,11 @@ def main(control: socket.socket) -> NoReturn:
     machine = Machine.from_json(_read_line(control))
     try:
         Init(machine, control).run()
-    except Exception:  # the emulator must learn why, whatever it is: this process has no other way to say so
+    except (
+        Exception
+    ) as error:  # the emulator must learn why, whatever it is: this process has no other way to say so
         with contextlib.suppress(OSError):
-            _send(control, {"event": "failed", "error": traceback.format_exc()})
+            _send(control, {"event": "failed", "error": f"{type(error).__name__}: {error}"})
     finally:
         # A forked copy must not run the forkserver's own exit handlers.
         os._exit(0)

@@ -18,7 +18,15 @@ from pathlib import Path
 from tpu.emulator import chips
 from tpu.emulator.host_spec import HostSpec, Machine
 from tpu.emulator.metadata import MetadataServer
-from tpu.emulator.processes import Process, StillAlive, kill_step, marked_processes, signal_all
+from tpu.emulator.processes import (
+    FREEZE_DEADLINE_S,
+    Process,
+    StillAlive,
+    kill_step,
+    marked_processes,
+    signal_all,
+    stop_step,
+)
 
 __all__ = ["BootError", "EmulatedHost", "HostPool", "HostSpec"]
 
@@ -186,7 +194,7 @@ class EmulatedHost:
         # Held still first. A process that scrubbed its environment is known by its parent alone, so nobody's
         # parent may die before everybody is found, and nobody may fork meanwhile.
         with contextlib.suppress(StillAlive):
-            await self._until_none(self._stop_step, STOP_DEADLINE_S, looks=2)
+            await self._freeze(FREEZE_DEADLINE_S)
         found = {process.pid for process in self._find()}
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -206,7 +214,7 @@ class EmulatedHost:
 
     async def hang(self) -> None:
         """SIGSTOP every process of this host; connections stay open and nothing answers."""
-        await self._until_none(self._stop_step, STOP_DEADLINE_S, looks=2)
+        await self._freeze(STOP_DEADLINE_S)
 
     async def resume(self) -> None:
         """Let a hung host go on."""
@@ -243,10 +251,9 @@ class EmulatedHost:
         roots = [pid for pid in (self._init, self._sshd, *known) if pid]
         return marked_processes(self._machine.marker, roots=roots)
 
-    def _stop_step(self) -> list[Process]:
-        running = [process for process in self._find() if process.alive and not process.stopped]
-        signal_all(running, signal.SIGSTOP)
-        return running
+    async def _freeze(self, deadline_s: float) -> None:
+        signalled: set[int] = set()
+        await self._until_none(lambda: stop_step(self._find, signalled), deadline_s, looks=2)
 
     async def _until_none(
         self, step: Callable[[], Sequence[object]], deadline_s: float, looks: int = 1

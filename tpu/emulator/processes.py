@@ -19,6 +19,7 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
+FREEZE_DEADLINE_S = 1.0  # not a reason to give up: what cannot be stopped may still be killed
 _DEAD = frozenset("ZXx")  # zombie or dead: holds no lock, no port, no memory
 _STOPPED = frozenset("Tt")
 
@@ -29,15 +30,18 @@ class StillAlive(RuntimeError):
 
 @dataclass(frozen=True)
 class Process:
-    """One process as /proc shows it. `state` is the letter of proc(5)."""
+    """One process as /proc shows it. `state` is the letter of proc(5), that of its first thread."""
 
     pid: int
     parent: int
     state: str
+    threads: int
 
     @property
     def alive(self) -> bool:
-        return self.state not in _DEAD
+        """True while it can hold a port, a lock or memory: its first thread may be a zombie before the
+        others have ended."""
+        return self.state not in _DEAD or self.threads > 1
 
     @property
     def stopped(self) -> bool:
@@ -78,6 +82,20 @@ def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
             continue
 
 
+def stop_step(find: Callable[[], list[Process]], signalled: set[int]) -> list[Process]:
+    """Send SIGSTOP once to all that `find` returns and that run; return those. `signalled` is kept between
+    the steps of one freeze: a process that sleeps in the kernel (it waits for its vfork'd child, say) never
+    shows as stopped, but with the signal pending it does nothing more."""
+    running = [
+        process
+        for process in find()
+        if process.alive and not process.stopped and not (process.state == "D" and process.pid in signalled)
+    ]
+    signal_all(running, signal.SIGSTOP)
+    signalled.update(process.pid for process in running)
+    return running
+
+
 def kill_step(find: Callable[[], list[Process]]) -> list[Process]:
     """Send SIGKILL once to all that `find` returns and that are alive; return those."""
     living = [process for process in find() if process.alive]
@@ -87,12 +105,18 @@ def kill_step(find: Callable[[], list[Process]]) -> list[Process]:
 
 def kill_all(find: Callable[[], list[Process]], timeout_s: float = 10.0) -> None:
     """SIGKILL until `find` returns nothing living, twice in a row: a process that was being forked while
-    the first look passed its place in /proc is seen by the second.
+    the first look passed its place in /proc is seen by the second. All are stopped first: once a parent is
+    dead, nobody can tell whose a child with a scrubbed environment was.
 
     Raises:
         StillAlive: some are alive after `timeout_s` seconds.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
+    signalled: set[int] = set()
+    clean = 0
+    while clean < 2 and time.monotonic() < began + FREEZE_DEADLINE_S:
+        clean = 0 if stop_step(find, signalled) else clean + 1
     clean = 0
     while clean < 2:
         living = kill_step(find)
@@ -132,8 +156,10 @@ def _all_processes(proc: Path) -> Iterator[Process]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         # The name, in parentheses, may hold anything, spaces and parentheses too.
-        state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
-        yield Process(pid=int(entry), parent=int(parent), state=state.decode())
+        fields = stat[stat.rindex(b")") + 2 :].split(maxsplit=18)
+        yield Process(
+            pid=int(entry), parent=int(fields[1]), state=fields[0].decode(), threads=int(fields[17])
+        )
 
 
 def _environment(proc: Path, pid: int) -> bytes:

@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -35,8 +34,8 @@ def main(machine: Machine, control: socket.socket, parent: int) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         logging.basicConfig(filename=machine.folder / "sshd.log", level=logging.INFO)
         asyncio.run(_serve(machine, control))
-    except Exception:  # reported whatever it is: the emulator waits for a line
-        message = {"event": "failed", "error": traceback.format_exc()}
+    except Exception as error:  # reported whatever it is: the emulator waits for a line
+        message = {"event": "failed", "error": f"{type(error).__name__}: {error}"}
         with suppress(OSError):
             control.sendall(json.dumps(message).encode() + b"\n")
     finally:
