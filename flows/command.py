@@ -1,33 +1,25 @@
-"""`relay`: look at runs, stop, extend, fork and export them."""
+"""`relay`: look at runs, stop, extend, fork, profile and export them.
+
+Exit codes: 0 fine, 1 found a problem, 2 wrong usage. Each command imports what it needs, so that `relay --help`
+answers at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import subprocess
+import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from tpu.runs.remote import HostNotReady, login_command, request_profile
 
-from tpu.checkpoint import files
-from tpu.checkpoint.digest import NoSuchCheckpoint
-from tpu.checkpoint.export import export as export_checkpoint
-from tpu.checkpoint.fence import load_fence
-from tpu.checkpoint.restore import Damaged
-from tpu.checkpoint.verify import verify_run
-from tpu.connection import Connection, ConnectionSettingsError
-from tpu.runs.config import RunConfigError, parse_changes
-from tpu.runs.event_log import load_events
-from tpu.runs.fork import fork as fork_run
-from tpu.runs.record import RunNameTaken, RunNotFound, load_record, run_directory
-from tpu.runs.record import extend as extend_run
-from tpu.runs.stopping import stop_run
+if TYPE_CHECKING:
+    from tpu.connection import Connection
 
 app = typer.Typer(
-    name="relay", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    name="relay", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Runs of training on preemptible TPU slices. The bucket and project come from TPU_RELAY_* variables.",
 )  # fmt: skip
 
@@ -36,146 +28,231 @@ RunAtStep = Annotated[
     str, typer.Argument(metavar="RUN@STEP", help="a run and the step of one of its checkpoints")
 ]
 HostIndex = Annotated[int, typer.Option("--host", min=0, help="number of the host")]
-EXPECTED = (
-    ConnectionSettingsError, RunConfigError, RunNotFound, RunNameTaken, NoSuchCheckpoint, Damaged, HostNotReady, ValueError,
-)  # fmt: skip
+
+
+class WrongUsage(Exception):
+    """An argument cannot be understood; the message shows how to write it."""
 
 
 def main() -> None:
     """Entry point: errors that a user can mend are one line, not a traceback."""
     try:
         app()
-    except EXPECTED as error:
-        sys.exit(f"relay: {error}")
+    except WrongUsage as error:
+        _refuse(error, 2)
+    except Exception as error:  # sorted at once: what is no user's business is raised again
+        from flows.command_errors import exit_code
+
+        code = exit_code(error)
+        if code is None:
+            raise
+        _refuse(error, code)
 
 
-def _directory(run: str) -> str:
-    return run_directory(Connection.from_environment().bucket, run)
+def _refuse(error: Exception, code: int) -> None:
+    print(f"relay: {error}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _connection() -> Connection:
+    """The configured connection, with a bucket that answers: nobody waits a minute to hear that it is not there."""
+    from tpu.checkpoint.objects import check_bucket
+    from tpu.checkpoint.retry import RetryPolicy
+    from tpu.connection import Connection
+
+    connection = Connection.from_environment()
+    check_bucket(connection.bucket, RetryPolicy(deadline_s=5.0))
+    return connection
+
+
+def _run(name: str) -> tuple[Connection, str]:
+    """The connection, and the directory of a run that exists."""
+    from tpu.runs.record import load_record, run_directory
+
+    connection = _connection()
+    directory = run_directory(connection.bucket, _checked(name))
+    load_record(directory)
+    return connection, directory
+
+
+def _checked(name: str) -> str:
+    if not name or set(name) & set("/@?#*"):
+        raise WrongUsage(f"a run's name has lower-case letters, digits and dashes; found {name!r}")
+    return name
 
 
 def _at_step(text: str) -> tuple[str, int]:
-    run, at, step = text.partition("@")
-    if not at or not step.isdigit():
-        raise ValueError(f"write RUN@STEP, such as icl@500; found {text!r}")
+    run, at, step = text.rpartition("@")
+    if not at or not run or not step.isascii() or not step.isdigit():
+        raise WrongUsage(f"write RUN@STEP, such as icl@500; found {text!r}")
     return run, int(step)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 @app.command()
 def runs() -> None:
     """List the runs in the bucket."""
-    bucket = Connection.from_environment().bucket
-    names = sorted(
-        {
-            path.split("/runs/")[1].split("/")[0]
-            for path in files.filesystem().glob(f"{bucket}/runs/*/run.json")
-        }
-    )
-    for name in names:
-        record, newest = load_record(_directory(name)), load_fence(_directory(name)).newest()
-        made = datetime.datetime.fromtimestamp(record.created).strftime("%Y-%m-%d %H:%M")
-        print(f"{name:40} {newest.step if newest else 0:>9} of {record.config.steps:<9} {made}")
-    if not names:
+    from tpu.runs.overview import list_runs
+
+    bucket = _connection().bucket
+    lines = list_runs(bucket)
+    for line in lines:
+        steps = f"{line.step} of {line.steps}"
+        origin = f"; forked from {line.parent}" if line.parent else ""
+        print(f"{line.name:32} {steps:>17}  {_time(line.created)}  {line.state}{origin}")
+    if not lines:
         print(f"no runs in {bucket} yet: python -m flows.train deployments/runs/icl.yaml")
 
 
 @app.command()
 def show(run: RunName) -> None:
     """Show a run: its configuration, attempts and checkpoints, and the report if there is one."""
-    directory = _directory(run)
-    record, fence = load_record(directory), load_fence(directory)
-    print(f"{run}: configuration {record.hash[:16]}…, code {record.code['source']}")
-    for event in load_events(directory):
-        if event.kind in ("attempt-started", "attempt-ended", "slice-ready", "slice-deleted"):
-            at = datetime.datetime.fromtimestamp(event.time).strftime("%H:%M:%S")
-            detail = event.detail
-            told = f"{detail['verdict']}: {detail['reason']}" if "verdict" in detail else detail.get("slice")
-            print(f"{at} {event.kind:16} {detail.get('attempt') or '':>4} {told}")
-    print("checkpoints:", ", ".join(f"{c.step} (attempt {c.attempt})" for c in fence.commits) or "none")
-    if files.filesystem().exists(f"{directory}/report/report.md"):
+    from tpu.checkpoint import files
+    from tpu.runs.showing import describe_run
+
+    _, directory = _run(run)
+    print("\n".join(describe_run(directory)))
+    try:
         print("\n" + files.read(f"{directory}/report/report.md").decode())
+    except FileNotFoundError:
+        return
 
 
 @app.command()
 def logs(
     run: RunName,
     host: HostIndex = 0,
-    attempt: Annotated[int | None, typer.Option(help="number of the attempt; the newest if left out")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="number of the attempt; the newest if left out")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="go on as more comes, until nobody drives the run")
+    ] = False,
 ) -> None:
     """Print what a run's program printed on one host."""
-    directory = _directory(run)
-    load_record(directory)
-    number = attempt or load_fence(directory).attempt
-    parts = sorted(
-        path for path in files.names(f"{directory}/logs/{number}") if f"/{host}-" in path.replace("-w", "/")
-    )
-    for part in parts:
-        sys.stdout.write(files.read(part).decode(errors="replace"))
-    if not parts:
-        raise ValueError(f"host {host} of attempt {number} of {run} has no log in the bucket yet")
+    from tpu.runs.logs import follow_log, read_log
+
+    _, directory = _run(run)
+    for part in (follow_log if follow else read_log)(directory, run, attempt, host):
+        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
 
 
 @app.command()
-def ssh(run: RunName, host: HostIndex = 0) -> None:
-    """Log in to a host of the run's slice."""
-    command = asyncio.run(login_command(Connection.from_environment(), _directory(run), host))
-    sys.exit(subprocess.call(command))
+def ssh(
+    run: RunName,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="run this there, as ssh would")
+    ] = None,
+    host: HostIndex = 0,
+) -> None:
+    """Log in to a host of the run's slice with OpenSSH, or run a command there."""
+    from tpu.runs.remote import login_command
+
+    connection, directory = _run(run)
+    command = asyncio.run(login_command(connection, directory, host, words or ()))
+    try:
+        os.execvp(command[0], command)  # ssh takes our place: terminal, signals and exit code are its own
+    except FileNotFoundError:
+        raise WrongUsage("there is no `ssh` on this machine: install an OpenSSH client") from None
 
 
 @app.command()
 def stop(run: RunName) -> None:
     """Save a checkpoint, end the run and delete its slice. Started again it goes on from there."""
-    asyncio.run(stop_run(Connection.from_environment(), _directory(run), print))
+    from tpu.runs.stopping import stop_run
+
+    connection, directory = _run(run)
+    asyncio.run(stop_run(connection, directory, _say))
 
 
 @app.command()
-def extend(run: RunName, steps: Annotated[int, typer.Option(help="new total number of steps")]) -> None:
+def extend(
+    run: RunName, steps: Annotated[int, typer.Option(min=1, help="new total number of steps")]
+) -> None:
     """Let a run go on to more steps; its numbers stay the same."""
-    record = extend_run(_directory(run), steps)
-    print(f"{run} has {record.config.steps} steps now; start it again: python -m flows.train --resume {run}")
+    from tpu.runs.record import extend as extend_run
+
+    _, directory = _run(run)
+    record = extend_run(directory, steps)
+    before = record.extensions[-1][0]
+    print(f"{run} has {steps} steps now, {before} before; go on: python -m flows.train --resume {run}")
 
 
 @app.command()
 def fork(
     source: RunAtStep,
-    name: Annotated[str, typer.Argument(help="name of the new run")],
+    name: Annotated[str, typer.Argument(metavar="NEW", help="name of the new run")],
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="change a field")
     ] = None,
 ) -> None:
     """Make a new run from a checkpoint of another one, with other settings."""
+    from tpu.runs.config import parse_changes
+    from tpu.runs.fork import fork as fork_run
+    from tpu.runs.record import run_directory
+
     run, step = _at_step(source)
-    fork_run(_directory(run), step, _directory(name), name, parse_changes(changes or []))
+    wanted = parse_changes(changes or [])
+    connection, directory = _run(run)
+    fork_run(directory, step, run_directory(connection.bucket, _checked(name)), name, wanted)
     print(f"{name} begins at step {step} of {run}; start it: python -m flows.train --resume {name}")
 
 
 @app.command()
 def export(source: RunAtStep, to: Annotated[Path, typer.Option(help="folder")] = Path()) -> None:
     """Write a checkpoint as one plain safetensors file, and its configuration as JSON."""
+    from tpu.checkpoint.export import export as export_checkpoint
+
     run, step = _at_step(source)
-    for path in export_checkpoint(_directory(run), step, to):
+    for path in export_checkpoint(_run(run)[1], step, to):
         print(path)
 
 
 @app.command()
 def verify(run: RunName) -> None:
     """Check every byte of all checkpoints; exits 1 if one is damaged."""
-    load_record(_directory(run))
-    verdicts = verify_run(_directory(run))
-    for verdict in verdicts:
-        print(f"step {verdict.step:>9} attempt {verdict.attempt:>4}  "
-              + (f"whole, {verdict.files} files, {verdict.bytes} bytes" if verdict.whole else f"DAMAGED: {verdict.damage}"))  # fmt: skip
-    if not verdicts:
-        print("no checkpoints yet")
-    sys.exit(any(not verdict.whole for verdict in verdicts))
+    from tpu.checkpoint.fence import load_fence
+    from tpu.checkpoint.verify import verify_commit
+
+    _, directory = _run(run)
+    commits = load_fence(directory).commits
+    damaged = 0
+    for commit in commits:
+        verdict = verify_commit(directory, commit)
+        damaged += not verdict.whole
+        found = (
+            f"whole, {verdict.files} files, {verdict.bytes} bytes"
+            if verdict.whole
+            else f"DAMAGED: {verdict.damage}"
+        )
+        _say(f"step {commit.step:>9} attempt {commit.attempt:>4}  {found}")
+    if not commits:
+        print(f"{run} has no checkpoints yet")
+    if damaged:
+        print(f"relay: {damaged} of {len(commits)} checkpoints of {run} are damaged", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()
 def profile(
     run: RunName, steps: Annotated[int, typer.Option(min=1, help="how many steps to trace")] = 20
 ) -> None:
-    """Trace the next steps into the bucket, to be opened in XProf or Perfetto."""
-    where = asyncio.run(request_profile(Connection.from_environment(), _directory(run), steps))
-    print(f"the next {steps} steps are traced into {where}; relay logs {run} tells when it is there")
+    """Trace the next steps on host 0 into the bucket, to be opened in XProf or Perfetto."""
+    from tpu.runs.remote import profile_run
+
+    connection, directory = _run(run)
+    where = asyncio.run(profile_run(connection, directory, steps, _say))
+    print(
+        f"{where}\nXProf: give it this folder as --logdir; Perfetto (https://ui.perfetto.dev): open its .trace.json.gz"
+    )
+
+
+def _time(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 if __name__ == "__main__":

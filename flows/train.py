@@ -64,7 +64,8 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
 async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, float]]]) -> None:
     """Segment after segment; the evaluation of each commit goes on beside the next segment."""
     segments = driver.record.segments
-    for number, (start, stop) in enumerate(zip((0, *segments), segments, strict=False), 1):
+    starts = (driver.record.first_step, *segments)
+    for number, (start, stop) in enumerate(zip(starts, segments, strict=False), 1):
         await train_segment(driver, number, start, stop)
         if driver.record.config.evaluates(stop):
             evaluations.append(asyncio.create_task(evaluate(driver, stop)))

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tpu.checkpoint.paths import split_url
-from tpu.checkpoint.retry import retrying
+from tpu.checkpoint.retry import RetryPolicy, retrying
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client
@@ -30,6 +30,10 @@ class ObjectExists(Exception):
 
 class StaleGeneration(Exception):
     """An object changed since it was read; read it again and decide anew."""
+
+
+class BucketUnusable(Exception):
+    """There is no such bucket, or it may not be used; the message says what to do."""
 
 
 def create_exclusive(url: str, data: bytes) -> int:
@@ -116,6 +120,51 @@ def listing(folder_url: str) -> list[str]:
         lambda: [blob.name for blob in client.list_blobs(bucket, prefix=prefix, fields=_NAMES, **_ONCE)],
     )
     return sorted(f"gs://{bucket}/{name}" for name in found)
+
+
+def folders(folder_url: str) -> list[str]:
+    """Names of the folders right in a folder, sorted, without listing what is in them."""
+    bucket, prefix = split_url(folder_url)
+    prefix = f"{prefix.rstrip('/')}/"
+    client = _client(_server(), os.getpid())
+
+    def ask() -> set[str]:
+        pages = client.list_blobs(bucket, prefix=prefix, delimiter="/", fields=f"prefixes,{_NAMES}", **_ONCE)
+        return {name for page in pages.pages for name in page.prefixes}
+
+    found = retrying(f"listing {folder_url}", ask)
+    return sorted(name.removeprefix(prefix).rstrip("/") for name in found)
+
+
+def check_bucket(bucket_url: str, policy: RetryPolicy) -> None:
+    """Find out quickly whether a bucket can be used, before anything waits for it for long.
+
+    Raises:
+        BucketUnusable: there is no such bucket, or no right to it.
+        StorageUnavailable: nothing answers.
+    """
+    from google.api_core.exceptions import Forbidden, NotFound, Unauthorized
+    from google.auth.exceptions import DefaultCredentialsError
+
+    name = bucket_url.removeprefix("gs://").rstrip("/")
+    try:
+        client = _client(_server(), os.getpid())
+        retrying(
+            f"asking for {bucket_url}",
+            lambda: next(client.list_blobs(name, max_results=1, fields=_NAMES, **_ONCE).pages, None),
+            policy,
+        )
+    except NotFound as error:
+        raise BucketUnusable(
+            f"there is no bucket {bucket_url}: create it, or set TPU_RELAY_BUCKET"
+        ) from error
+    except (Forbidden, Unauthorized) as error:
+        raise BucketUnusable(f"no right to list {bucket_url}: {error.message}") from error
+    except DefaultCredentialsError as error:
+        raise BucketUnusable(
+            f"no credentials for {bucket_url}: run `gcloud auth application-default login`, or set "
+            "STORAGE_EMULATOR_HOST if the bucket is the emulator's"
+        ) from error
 
 
 def _put(url: str, data: bytes, generation: int) -> int:

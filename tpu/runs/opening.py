@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from tpu.checkpoint import files
+from tpu.checkpoint.fence import load_fence
 from tpu.clock import Clock, SystemClock
 from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
@@ -31,12 +32,17 @@ from tpu.runs.record import (
     RunNotFound,
     RunRecord,
     check_same,
+    code_url,
     create_or_take_up,
     data_hash,
     load_record,
     run_directory,
 )
 from tpu.runs.watch import Listener
+
+
+class ForkUnfinished(RuntimeError):
+    """A fork was interrupted before its checkpoint was there: it must not begin at step 0."""
 
 
 @contextlib.asynccontextmanager
@@ -56,6 +62,7 @@ async def open_run(
 
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
+        ForkUnfinished: the run is a fork that was interrupted.
         tpu.runs.controller.RunIsDriven: another live process drives it.
         tpu.runs.code.CodeError: the source cannot be had.
         tpu.connection.ConnectionSettingsError: project or bucket are not set.
@@ -66,6 +73,52 @@ async def open_run(
     record, code = await asyncio.to_thread(
         _record, config, run_dir, connection, folder or Path.cwd(), clock.time()
     )
+    async with _driving(
+        record, code, run_dir, owner, secrets, report, listener, connection, take_over, clock
+    ) as driver:
+        await driver.take_up()
+        yield driver
+
+
+@contextlib.asynccontextmanager
+async def open_to_end(
+    run_dir: str,
+    owner: Owner,
+    *,
+    report: Callable[[str], None],
+    listener: Listener,
+    connection: Connection,
+    clock: Clock | None = None,
+) -> AsyncIterator[RunDriver]:
+    """The driver of a run that is to end: it takes up a live gang, and neither data nor a new slice is needed.
+
+    Raises:
+        tpu.runs.record.RunNotFound: there is no such run.
+        tpu.runs.controller.RunIsDriven: a live process drives it.
+    """
+    record = await asyncio.to_thread(load_record, run_dir)
+    code = await asyncio.to_thread(_recorded_code, run_dir, record)
+    async with _driving(
+        record, code, run_dir, owner, {}, report, listener, connection, False, clock or SystemClock()
+    ) as driver:
+        await driver.take_up(to_end=True)
+        yield driver
+
+
+@contextlib.asynccontextmanager
+async def _driving(
+    record: RunRecord,
+    code: Bundle,
+    run_dir: str,
+    owner: Owner,
+    secrets: dict[str, str],
+    report: Callable[[str], None],
+    listener: Listener,
+    connection: Connection,
+    take_over: bool,
+    clock: Clock,
+) -> AsyncIterator[RunDriver]:
+    """A driver that holds the right to act, and gives it back at the end."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
     async with open_cloud(connection) as cloud:
@@ -77,7 +130,6 @@ async def open_run(
         await driver.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         driver.start_beating()
         try:
-            await driver.take_up()
             yield driver
         finally:
             with contextlib.suppress(ControllerLost):
@@ -88,18 +140,28 @@ def _record(
     config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
 ) -> tuple[RunRecord, Bundle]:
     """The run's record, and the code it was created with: a run that is taken up keeps its code."""
-    code = f"{run_dir}/code.tar.gz"
     try:
         existing = load_record(run_dir)
     except RunNotFound:
         bundle = resolve_code(config.code, folder, connection.home / "git")
+        code = {"source": bundle.source, "sha256": bundle.sha256}
         # Before the record, so that whoever finds a record finds its code.
-        files.write(code, bundle.data)
-        mine = RunRecord(config, data_hash(config), {"source": bundle.source, "sha256": bundle.sha256}, now)
-        existing = create_or_take_up(run_dir, mine)
+        files.write(code_url(run_dir, code), bundle.data)
+        existing = create_or_take_up(run_dir, RunRecord(config, data_hash(config), code, now))
     else:
         check_same(existing, RunRecord(config, data_hash(config), existing.code, now))
-    return existing, Bundle(files.read(code), existing.code["sha256"], existing.code["source"])
+        if existing.parent is not None and not load_fence(run_dir).commits:
+            parent = f"{existing.parent['run']}@{existing.parent['step']}"
+            raise ForkUnfinished(
+                f"the fork {config.name} of {parent} was interrupted: the same `relay fork {parent} {config.name} …` "
+                "finishes it"
+            )
+    return existing, _recorded_code(run_dir, existing)
+
+
+def _recorded_code(run_dir: str, record: RunRecord) -> Bundle:
+    data = files.read(code_url(run_dir, record.code))
+    return Bundle(data, record.code["sha256"], record.code["source"])
 
 
 async def become_controller(

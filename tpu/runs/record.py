@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -21,12 +22,16 @@ class RunNotFound(LookupError):
     """There is no such run in the bucket."""
 
 
+class TooFewSteps(ValueError):
+    """An extension or a fork must end behind where it begins; the message says how far that is."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """The content of run.json.
 
-    `code` names the program's source and its content hash; `parent` is None, or the run and step it was forked from.
-    `extensions` lists (from_steps, to_steps) in order.
+    `code` names the program's source and its content hash. `parent` is None, or what the run was forked from: `run`,
+    `step`, and `hash`, that of the parent's configuration. `extensions` lists (from_steps, to_steps) in order.
     """
 
     config: RunConfig
@@ -38,7 +43,16 @@ class RunRecord:
 
     @property
     def hash(self) -> str:
-        return configuration_hash(self.config.numbers(self.data_sha256))
+        """Of all that the run's numbers depend on. A fork has another one than a run with its settings from step 0."""
+        numbers = self.config.numbers(self.data_sha256)
+        if self.parent is not None:
+            numbers["forked_from"] = {"hash": self.parent["hash"], "step": self.parent["step"]}
+        return configuration_hash(numbers)
+
+    @property
+    def first_step(self) -> int:
+        """Where the run begins: 0, or the step of the parent's checkpoint."""
+        return self.parent["step"] if self.parent else 0
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -53,7 +67,7 @@ class RunRecord:
             rule = rule.model_copy(update={"every": min(stops)})
         for before, total in pairwise(totals):
             stops |= {step for step in stop_steps(rule, total) if step > before}
-        return tuple(sorted(stops))
+        return tuple(sorted(step for step in stops if step > self.first_step))
 
     def to_json(self) -> bytes:
         return json.dumps(
@@ -100,6 +114,11 @@ def run_directory(bucket: str, name: str) -> str:
     return f"{bucket}/runs/{name}"
 
 
+def code_url(run_dir: str, code: Mapping[str, str]) -> str:
+    """Where the bundle of a record's `code` lies: by its hash, so that two creators never overwrite each other's."""
+    return f"{run_dir}/code/{code['sha256']}.tar.gz"
+
+
 def load_record(run_dir: str) -> RunRecord:
     """Read run.json.
 
@@ -108,8 +127,13 @@ def load_record(run_dir: str) -> RunRecord:
     """
     found = objects.read(f"{run_dir}/run.json")
     if found is None:
-        raise RunNotFound(f"there is no run at {run_dir}; `relay runs` lists those in the bucket")
+        raise RunNotFound(_not_found(run_dir))
     return RunRecord.from_json(found[0])
+
+
+def _not_found(run_dir: str) -> str:
+    bucket, _, name = run_dir.partition("/runs/")
+    return f"there is no run {name} in {bucket}; `relay runs` lists those that are"
 
 
 def create_or_take_up(run_dir: str, record: RunRecord) -> RunRecord:
@@ -149,17 +173,17 @@ def extend(run_dir: str, steps: int) -> RunRecord:
     """Let a run go on to more steps; its schedule and everything else stay.
 
     Raises:
-        ValueError: `steps` is not more than the run has.
+        TooFewSteps: `steps` is not more than the run has.
         RunNotFound: there is no such run.
         tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
     """
     found = objects.read(f"{run_dir}/run.json")
     if found is None:
-        raise RunNotFound(f"there is no run at {run_dir}")
+        raise RunNotFound(_not_found(run_dir))
     record = RunRecord.from_json(found[0])
     before = record.config.steps
     if steps <= before:
-        raise ValueError(f"{record.config.name} has {before} steps already; give more than that")
+        raise TooFewSteps(f"{record.config.name} has {before} steps already; give more than that")
     longer = replace(
         record,
         config=parse_run_config(record.config.model_dump(mode="json") | {"steps": steps}),

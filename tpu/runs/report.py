@@ -50,11 +50,11 @@ class Report:
 
 
 def segment_rows(
-    segments: Sequence[int], attempts: Sequence[Mapping[str, Any]], committed: int
+    segments: Sequence[int], attempts: Sequence[Mapping[str, Any]], committed: int, first_step: int = 0
 ) -> tuple[SegmentRow, ...]:
     """Which attempt trained in which segment: from the step it resumed at to the step it reached."""
     rows = []
-    for number, (start, stop) in enumerate(zip((0, *segments), segments, strict=False), 1):
+    for number, (start, stop) in enumerate(zip((first_step, *segments), segments, strict=False), 1):
         there, ends = [], []
         for attempt in attempts:
             begin = attempt["resume"] or 0
@@ -117,7 +117,7 @@ def make_report(
         record=record,
         verdict=failure or "finished",
         parameters_sha256=parameters_sha256,
-        segments=segment_rows(record.segments, attempts, committed),
+        segments=segment_rows(record.segments, attempts, committed, record.first_step),
         seconds=partition(run_intervals(events), begin, now),
         attempts=attempts,
         evaluations=evaluations,

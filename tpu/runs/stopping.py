@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from tpu.checkpoint.fence import load_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
-from tpu.runs.controller import observe, this_process
-from tpu.runs.opening import open_run
+from tpu.runs.controller import EXPIRY_S, ControllerState, observe, this_process
+from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.figures import collect, save_report
+from tpu.runs.opening import open_to_end
 from tpu.runs.record import load_record
+from tpu.runs.report import loss_picture, to_markdown
 from tpu.runs.stop_request import request_stop
 
 STOP_S = 900.0
+LOOK_S = 0.5
+WHY = "stopped by request"
+
+
+class NotStopped(RuntimeError):
+    """The run's driver was asked to stop and did not, in time."""
 
 
 class NoListener:
@@ -25,30 +36,69 @@ class NoListener:
 
 
 async def stop_run(connection: Connection, run_dir: str, report: Callable[[str], None]) -> None:
-    """Return when the run has no gang and no slice.
+    """Return when the run has no gang and no slice; its newest checkpoint is as near as the notice allowed.
 
     Raises:
-        TimeoutError: its driver did not stop in STOP_S.
+        NotStopped: its driver lives and did not stop in STOP_S.
         tpu.runs.record.RunNotFound: there is no such run.
+        tpu.runs.controller.RunIsDriven: somebody started it again meanwhile.
     """
-    record = load_record(run_dir)
-    seen = observe(run_dir)
-    if seen is not None and not seen[0].released and not seen[0].owner.known_dead():
-        term = seen[0].term
-        request_stop(run_dir, term)
-        report(f"asked process {seen[0].owner.pid} on {seen[0].owner.host} to stop; waiting")
-        async with asyncio.timeout(STOP_S):
-            while (now := observe(run_dir)) is not None and now[0].term == term and not now[0].released:
-                if now[0].owner.known_dead():
-                    break
-                await asyncio.sleep(0.5)
-    async with open_run(
-        record.config,
-        this_process("stop"),
-        secrets={},
-        report=report,
-        listener=NoListener(),
-        connection=connection,
-    ) as driver:
-        await driver.clean_up("stopped by request")
-    report("stopped: no gang and no slice is left")
+    record = await asyncio.to_thread(load_record, run_dir)
+    await _ask_driver(run_dir, report)
+    events, fence = await asyncio.gather(
+        asyncio.to_thread(load_events, run_dir), asyncio.to_thread(load_fence, run_dir)
+    )
+    if fence.open or undeleted(events):
+        owner = this_process("stop")
+        async with open_to_end(
+            run_dir, owner, report=report, listener=NoListener(), connection=connection
+        ) as driver:
+            await driver.clean_up(WHY)
+            figures = await asyncio.to_thread(collect, record, run_dir, driver.log.events, WHY, time.time())
+        picture = await asyncio.to_thread(loss_picture, figures)
+        text = to_markdown(figures, "loss.png" if picture else None)
+        await asyncio.to_thread(save_report, run_dir, text, picture)
+        fence = await asyncio.to_thread(load_fence, run_dir)
+    newest = fence.newest()
+    step = newest.step if newest else record.first_step
+    report(f"stopped: no gang and no slice is left; python -m flows.train --resume {record.config.name} "
+           f"goes on from step {step}")  # fmt: skip
+
+
+async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> None:
+    """Return when no live process drives the run."""
+    seen = await asyncio.to_thread(observe, run_dir)
+    if seen is None or not drives(seen[0]):
+        return
+    term, owner = seen[0].term, seen[0].owner
+    await asyncio.to_thread(request_stop, run_dir, term)
+    report(f"asked process {owner.pid} on {owner.host} to stop; waiting until it has saved and cleaned up")
+    heard = began = time.monotonic()
+    while time.monotonic() - began < STOP_S:
+        await asyncio.sleep(LOOK_S)
+        now = await asyncio.to_thread(observe, run_dir)
+        if now is None or now[0].term != term or not drives(now[0]):
+            return
+        if now[1] != seen[1]:
+            seen, heard = now, time.monotonic()
+        elif time.monotonic() - heard > EXPIRY_S:
+            report(f"process {owner.pid} on {owner.host} was silent for {EXPIRY_S:.0f} s: taken as dead")
+            return
+    raise NotStopped(
+        f"process {owner.pid} on {owner.host} lives but did not stop the run in {STOP_S:.0f} s; look at its log, "
+        "or end it there and stop the run again"
+    )
+
+
+def drives(state: ControllerState) -> bool:
+    """Whether the owner may still act for the run, as far as can be told from here."""
+    return not state.released and not state.owner.known_dead()
+
+
+def undeleted(events: Sequence[RunEvent]) -> list[str]:
+    """Slices that were asked for and whose deletion the cloud has not confirmed, oldest first."""
+    names = {event.detail["slice"]: None for event in events if event.kind == "slice-intended"}
+    for event in events:
+        if event.kind == "slice-deleted":
+            names.pop(event.detail["slice"], None)
+    return list(names)

@@ -1,0 +1,80 @@
+"""What a run's program printed, out of the bucket: whole, or as it comes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+from tpu.checkpoint import files
+from tpu.checkpoint.fence import load_fence
+from tpu.runs.controller import observe
+
+# Hosts bring what they have every 10 s.
+LOOK_S = 2.0
+
+
+class NoLog(LookupError):
+    """There is no such log; the message says what there is."""
+
+
+def log_parts(run_dir: str, attempt: int, host: int) -> list[str]:
+    """URLs of the parts of one host's log of one attempt, in order."""
+    wanted = re.compile(rf"-w{host}-(\d+)\.log$")
+    found = {url: match for url in files.names(f"{run_dir}/logs/{attempt}") if (match := wanted.search(url))}
+    return sorted(found, key=lambda url: int(found[url][1]))
+
+
+def read_log(run_dir: str, run: str, attempt: int | None, host: int) -> Iterator[bytes]:
+    """The parts of one host's log; of the newest attempt if none is named.
+
+    Raises:
+        NoLog: there is none, or no such attempt.
+    """
+    number = _attempt(run_dir, run, attempt)
+    parts = log_parts(run_dir, number, host)
+    if not parts:
+        raise NoLog(
+            f"host {host} of attempt {number} of {run} has no log in the bucket (a host brings one every 10 s)"
+        )
+    return (files.read(part) for part in parts)
+
+
+def follow_log(
+    run_dir: str, run: str, attempt: int | None, host: int, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[bytes]:
+    """The parts as they come, from attempt to attempt, until nobody drives the run; of one attempt, until it ended."""
+    number = _attempt(run_dir, run, attempt) if attempt is not None or load_fence(run_dir).attempt else 1
+    seen = 0
+    while True:
+        # Asked before the parts: what came before the end is still read.
+        ended, driven = _ended(run_dir, number), _driven(run_dir)
+        parts = log_parts(run_dir, number, host)
+        for part in parts[seen:]:
+            yield files.read(part)
+        seen = len(parts)
+        if ended and attempt is None and load_fence(run_dir).attempt > number:
+            number, seen = number + 1, 0
+        elif (ended and attempt is not None) or not driven:
+            return
+        else:
+            sleep(LOOK_S)
+
+
+def _attempt(run_dir: str, run: str, attempt: int | None) -> int:
+    newest = load_fence(run_dir).attempt
+    if newest == 0:
+        raise NoLog(f"{run} has had no attempt yet, so there is no log")
+    if attempt is not None and not 1 <= attempt <= newest:
+        raise NoLog(f"{run} has no attempt {attempt}: it has 1 to {newest}")
+    return attempt or newest
+
+
+def _ended(run_dir: str, attempt: int) -> bool:
+    fence = load_fence(run_dir)
+    return fence.attempt > attempt or (fence.attempt == attempt and not fence.open)
+
+
+def _driven(run_dir: str) -> bool:
+    seen = observe(run_dir)
+    return seen is not None and not seen[0].released and not seen[0].owner.known_dead()

@@ -1,0 +1,73 @@
+"""A run in a few lines for a terminal."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+
+from tpu.checkpoint.fence import load_fence
+from tpu.runs.controller import observe
+from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.overview import run_state
+from tpu.runs.record import RunRecord, load_record
+
+_SHOWN = ("slice-ready", "slice-deleted", "provision-failed", "attempt-started", "attempt-ended")
+
+
+def describe_run(run_dir: str) -> list[str]:
+    """Configuration, history and checkpoints of a run.
+
+    Raises:
+        tpu.runs.record.RunNotFound: there is no such run.
+    """
+    record, fence, events, seen = (
+        load_record(run_dir),
+        load_fence(run_dir),
+        load_events(run_dir),
+        observe(run_dir),
+    )
+    state = run_state(record, fence, seen[0] if seen else None, events)
+    commits = ", ".join(f"{c.step} (attempt {c.attempt})" for c in fence.commits) or "none"
+    return [
+        f"{record.config.name}: {state}",
+        *(f"{name:14} {value}" for name, value in _facts(record)),
+        f"{'checkpoints':14} {commits}",
+        *(line for event in events if event.kind in _SHOWN for line in [_event(event)]),
+    ]
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    config = record.config
+    program = (
+        " ".join(config.command or ())
+        or f"the built-in {config.training and config.training.workload.kind} training"
+    )
+    yield "program", f"{program}, {config.steps} steps"
+    yield "slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"
+    yield "configuration", f"sha256 {record.hash[:16]}…"
+    yield "code", f"{record.code['source']}, sha256 {record.code['sha256'][:16]}…"
+    if record.parent:
+        yield "forked from", f"{record.parent['run']} at step {record.parent['step']}"
+    for before, after in record.extensions:
+        yield "extended", f"from {before} to {after} steps"
+
+
+def _event(event: RunEvent) -> str:
+    at = datetime.datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S")
+    detail = event.detail
+    match event.kind:
+        case "attempt-started":
+            begin = detail["resume"]
+            told = f"attempt {detail['attempt']} starts from step {begin or 0} on {detail['slice']}"
+        case "attempt-ended":
+            name = f"attempt {detail['attempt']}" if detail["attempt"] is not None else "preparation"
+            last = detail["last_commit"]
+            told = f"{name} ended: {detail['verdict']}, {detail['reason']}"
+            told += f"; last commit step {last}" if last is not None else ""
+        case "provision-failed":
+            told = f"slice {detail['slice']} was not had: {detail['reason']}"
+        case "slice-deleted":
+            told = f"slice {detail['slice']} is deleted: {detail['why']}"
+        case _:
+            told = f"slice {detail['slice']} is ready"
+    return f"{at} {told.splitlines()[0]}"
