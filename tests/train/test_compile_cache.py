@@ -1,19 +1,6 @@
 """Compiled programs survive their host, and broken ones harm nobody."""
 
-import pytest
-
-from tpu.emulator.gcs import GcsServer
 from tpu.train.compile_cache import Background, cache_key, open_cache
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gcs")
-    server = GcsServer(folder / "objects", folder / "log")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", server.start())
-        yield "gs://relay-emulated"
-    server.stop()
 
 
 def test_a_fresh_host_finds_what_another_compiled(bucket, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tpu.checkpoint import files
 from tpu.train.bytelm import ByteLmWorkload, split
 from tpu.train.settings import ByteLm
 from tpu.train.text import DataChangedError, TextNotFoundError, read_text, text_sha256
@@ -19,6 +20,16 @@ def test_files_of_a_glob_come_in_the_order_of_their_names(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"first ")
     assert read_text([str(tmp_path / "*.txt")]) == b"first second"
     assert read_text([str(tmp_path / "b.txt"), str(tmp_path / "a.txt")]) == b"secondfirst "
+
+
+def test_text_of_the_bucket(bucket):
+    files.write(f"{bucket}/text/b.txt", b"second")
+    files.write(f"{bucket}/text/a.txt", b"first ")
+    assert read_text([f"{bucket}/text/*.txt"]) == b"first second"
+    assert read_text([f"{bucket}/text/b.txt"]) == b"second"
+    for source in (f"{bucket}/text/c.txt", f"{bucket}/other/*"):
+        with pytest.raises(TextNotFoundError, match="no text at 'gs://relay-emulated/"):
+            read_text([source])
 
 
 def test_a_module_is_its_source():

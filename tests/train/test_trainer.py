@@ -12,29 +12,28 @@ from tests.train.programs import TINY_ICL
 from tpu.checkpoint import files
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import load_fence
-from tpu.emulator.gcs import GcsServer
 from tpu.runtime.metrics import read_metrics
 from tpu.train import evaluate
 from tpu.train.text import text_sha256
 
 
-@pytest.fixture(scope="module")
-def gcs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gcs")
-    server = GcsServer(folder / "objects", folder / "log")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STORAGE_EMULATOR_HOST", server.start())
-        yield os.environ["STORAGE_EMULATOR_HOST"]
-    server.stop()
-
-
 @pytest.fixture
-def by_hand(gcs, tmp_path):
+def by_hand(bucket, tmp_path):
     """Makes runs; their processes are gone after the test."""
     runs = []
 
     def make(name, config, last_step, stops, **options):
-        runs.append(ByHand(gcs, name, tmp_path / name, config, last_step, stops, **options))
+        runs.append(
+            ByHand(
+                os.environ["STORAGE_EMULATOR_HOST"],
+                name,
+                tmp_path / name,
+                config,
+                last_step,
+                stops,
+                **options,
+            )
+        )
         return runs[-1]
 
     yield make
@@ -65,6 +64,7 @@ def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
     noticed.notice()
     assert noticed.exit_codes() == [75], noticed.output()
     killed = broken.start()
+    (killed.folders[0] / "profile.json").write_text('{"steps": 100}')
     killed.wait_for(lambda e: e["event"] == "commit" and e["step"] >= 1500)
     killed.kill()
     last = broken.start()
@@ -75,6 +75,10 @@ def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
     assert restored[1]["step"] >= 500
     assert restored[2]["step"] >= 1500
     assert outcome(broken) == outcome(straight)
+
+    traced = files.names(f"{broken.run_dir}/profiles/2/{restored[1]['step']}/host-0")
+    assert any(name.endswith("perfetto_trace.json.gz") for name in traced)
+    assert any(name.endswith(".xplane.pb") for name in traced)
 
 
 def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_path):
@@ -101,6 +105,8 @@ def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_
     last = broken.start()
     assert last.exit_codes(180) == [0, 0], last.output()
     assert outcome(broken) == outcome(straight)
+
+    assert "Gloo" not in last.output()
 
     # Each process of the last attempt found what it had compiled: a fresh host compiles nothing.
     entries = [

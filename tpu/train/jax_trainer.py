@@ -6,6 +6,7 @@ preemption: the newest checkpoint and the compiled programs are fetched beside t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tpu.runtime import segment
 from tpu.train.compile_cache import FETCH_DEADLINE_S, PUBLISH_DEADLINE_S, Background, CompileCache, open_cache
 from tpu.train.compile_cache import cache_key as make_cache_key
 from tpu.train.fingerprint import compile_facts, training_facts
+from tpu.train.profile import REQUEST, Profiler
 
 if TYPE_CHECKING:
     from tpu.train.settings import Training
@@ -57,10 +59,17 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
 
     shardings = state_shardings(mesh, state, training.shard_parameters)
     state, data = place(seg.restore(state), shardings), place(data, replicated(mesh))
+    print(
+        f"step {seg.step} of {seg.last_step}, {mesh.size} devices in {seg.num_processes} processes",
+        flush=True,
+    )
+    profiler = _profiler(seg)
     before: Any = None
     for step, count in seg.calls(training.steps_per_call):
+        profiler.before_call(step)
         state, result = program(state, data, *call_arguments(training.seed, step, count))
         _log(seg, training, step, count, result)
+        profiler.after_call(step + count, result)
         if before is not None:
             # At most one call ahead of the devices: a notice is then seen within a call's time.
             before.loss.block_until_ready()
@@ -86,6 +95,12 @@ def _log(seg: segment.Segment, training: Training, step: int, count: int, result
         seg.log(s, loss=losses[s - step - 1], gradient_norm=norms[s - step - 1])
 
 
+def _profiler(seg: segment.Segment) -> Profiler:
+    events = seg.plan.events_path
+    request = None if events is None else events.parent / REQUEST
+    return Profiler(request, f"{seg.run_dir}/profiles/{seg.attempt}", seg.process_id)
+
+
 def _cache_of(seg: segment.Segment) -> CompileCache:
     """The compile cache for programs of these settings, chips and libraries; seeds and text make no difference."""
     values = {name: value for name, value in seg.config.items() if name not in ("seed", "data_sha256")}
@@ -101,7 +116,9 @@ def _meet(seg: segment.Segment) -> None:
         return
     import jax
 
-    host = seg.coordinator.rsplit(":", 1)
+    if os.environ.get("JAX_PLATFORMS") == "cpu":
+        # There the processes talk by gloo, which greets on stdout once a device; we speak on stderr.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     jax.distributed.initialize(
         coordinator_address=seg.coordinator,
         num_processes=seg.num_processes,
@@ -111,7 +128,11 @@ def _meet(seg: segment.Segment) -> None:
         initialization_timeout=120,
         shutdown_timeout_seconds=60,
     )
-    print(f"{seg.num_processes} processes met at {host[0]}", file=sys.stderr, flush=True)
+    _say(f"{seg.num_processes} hosts met at {seg.coordinator}")
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
 
 
 def _agreed_notice() -> Callable[[int], bool]:
