@@ -50,7 +50,9 @@ class Progress:
                 self._log.warning("preemption notice: saving step %s", record["step"])
             case "restored":
                 step, self._first = record["step"] or 0, None
-                self._log.info("restored step %s", step) if step else self._log.info("starts from step 0")
+                self._log.info("restored step %s", step) if step else self._log.info(
+                    record.get("reason") or "starts from step 0"
+                )
             case "step":
                 self._on_step(record)
 

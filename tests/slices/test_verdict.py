@@ -72,6 +72,8 @@ TABLE = [
     ("killed after notice", [host(signal=9, noticed=True)], WELL, K.PREEMPTED, "host 0", False),
     ("exit 75 without notice", [host(exit_code=75)], WELL, K.INFRASTRUCTURE, "host 0", False),
     ("exit 75 without notice, preempted", [host(exit_code=75)], TAKEN, K.PREEMPTED, None, False),
+    ("exit 76, fenced out", [host(exit_code=76)], WELL, K.INFRASTRUCTURE, "host 0", True),
+    ("exit 76, cloud unknown", [host(exit_code=76)], UNKNOWN, K.INFRASTRUCTURE, "host 0", False),
     ("killed", [host(signal=9)], WELL, K.INFRASTRUCTURE, "host 0", True),
     ("killed under a shell", [host(exit_code=137)], WELL, K.INFRASTRUCTURE, "host 0", True),
     ("lost", [host(lost="connection dropped")], WELL, K.INFRASTRUCTURE, "host 0", False),

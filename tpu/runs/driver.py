@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any
 
 from tpu.checkpoint.fence import Commit, Fence, close_attempt, load_fence, open_attempt, update_fence
@@ -16,6 +16,7 @@ from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.cloud import CloudError, ErrorKind, TpuCloud
 from tpu.connection import Connection
+from tpu.hosts.address import HostAddress
 from tpu.hosts.connect import HostUnreachable, connect_all
 from tpu.hosts.gang import GangSpec, end_gang, gang_status, start_gang
 from tpu.hosts.group import HostGroup
@@ -37,11 +38,15 @@ from tpu.slices.verdict import Verdict, VerdictKind, give_verdict, needs_the_clo
 
 CLOUD_POLL_S = 5.0
 CONNECT_S = 300.0
+# The hosts of a gang that runs have been up already.
+TAKE_UP_S = 30.0
 DELETE_S = 1800.0
 # Between two requests that the cloud refused: the first pause, doubled up to the longest.
 REFUSED_FIRST_S, REFUSED_LONGEST_S = 1.0, 120.0
 # Nobody is blamed before the cloud has been asked for so long.
 CLOUD_WORD_S = 60.0
+# A machine dies a moment before the cloud says so.
+CLOUD_LAG_S, CLOUD_LAG_POLL_S = 2.0, 0.25
 # A commit is looked for this often; the end of an attempt wakes at once.
 LOOK_S = 0.2
 
@@ -95,6 +100,7 @@ class RunDriver:
         self._watch: GangWatch | None = None
         self._spec: GangSpec | None = None
         self._attempt_task: asyncio.Task[Verdict] | None = None
+        self._concluding = False
         self._beat_task: asyncio.Task[None] | None = None
         self._interruption: asyncio.Future[None] | None = None
 
@@ -217,7 +223,8 @@ class RunDriver:
         except (CloudError, NoLongerWanted, asyncio.CancelledError) as error:
             reason = str(error) or "cancelled"
             await self.note("provision-failed", slice=name, reason=reason)
-            await self.note("slice-deleted", slice=name, why=reason)
+            if not getattr(error, "__notes__", None):  # such a note says that the deletion is not confirmed
+                await self.note("slice-deleted", slice=name, why=reason)
             if isinstance(error, CloudError) and error.kind is ErrorKind.PREEMPTED:
                 await self._note_attempt_without_gang(None, name, VerdictKind.PREEMPTED, reason)
             raise
@@ -234,8 +241,17 @@ class RunDriver:
         if refused:
             seconds = min(REFUSED_FIRST_S * 2 ** (refused - 1), REFUSED_LONGEST_S)
             self.report(f"the cloud refused {refused} time(s) in a row; asking again in {seconds:.0f} s")
-            await self._clock.sleep(seconds)
-            await self._still_wanted()
+            await self._pause(seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but no longer than the run is wanted and ours."""
+        sleep = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            awaited = {sleep} | ({self._interruption} if self._interruption else set())
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+        await self._still_wanted()
 
     async def _still_wanted(self) -> None:
         if self._interruption is not None and self._interruption.done():
@@ -252,7 +268,20 @@ class RunDriver:
 
     async def _condition(self) -> LifeView:
         assert self._slice is not None
-        return await slice_condition(self._cloud, self._slice.zone, self._slice.name)
+        taken = self._slice
+        return await slice_condition(self._cloud, taken.zone, taken.name, spot=taken.request.spot)
+
+    async def _condition_after_trouble(self) -> LifeView:
+        """What the cloud says once a host has failed: it may not answer, or not know yet, so it is asked again."""
+        began = self._clock.monotonic()
+        while True:
+            seen, waited = await self._condition(), self._clock.monotonic() - began
+            if seen.condition is Condition.UNKNOWN and waited < CLOUD_WORD_S:
+                await self._clock.sleep(1.0)
+            elif seen.usable and waited < CLOUD_LAG_S:
+                await self._clock.sleep(CLOUD_LAG_POLL_S)
+            else:
+                return seen
 
     @contextlib.asynccontextmanager
     async def _hosts(self, deadline_s: float = CONNECT_S) -> AsyncIterator[HostGroup]:
@@ -293,10 +322,11 @@ class RunDriver:
             yield
         except (HostUnreachable, SyncError) as error:
             assert self._slice is not None
-            name, view = self._slice.name, await self._condition()
-            if view.condition is Condition.LOST:
-                kind, reason = VerdictKind.PREEMPTED, f"{view.reason}, before the gang had started"
-            elif isinstance(error, SyncError):
+            name, view = self._slice.name, await self._condition_after_trouble()
+            if view.lost:
+                kind = VerdictKind.PREEMPTED if view.preempted else VerdictKind.INFRASTRUCTURE
+                reason = f"{view.reason}, before the gang had started"
+            elif isinstance(error, SyncError) and view.usable:
                 kind, reason = VerdictKind.USER_FAILURE, str(error)
             else:
                 kind, reason = VerdictKind.INFRASTRUCTURE, str(error)
@@ -315,8 +345,10 @@ class RunDriver:
         number = (await self.fence()).attempt + 1
         fence = await asyncio.to_thread(update_fence, self.run_dir, lambda f: open_attempt(f, number))
         newest = fence.newest()
-        await self.note("attempt-started", attempt=number, slice=self._slice.name, resume=newest.step if newest else None,
-                        code=self._code.sha256)  # fmt: skip
+        await self.note(
+            "attempt-started", attempt=number, slice=self._slice.name,
+            resume=newest.step if newest else None, code=self._code.sha256,
+        )  # fmt: skip
         start = f"step {newest.step}" if newest else "step 0"
         self.report(f"attempt {number} starts on {self._slice.name} from {start}")
         spec = launch.gang_spec(
@@ -325,13 +357,21 @@ class RunDriver:
         self._follow(spec, newest)
         return number
 
-    def _follow(self, spec: GangSpec, newest: Commit | None, start: bool = True) -> None:
+    def _follow(
+        self,
+        spec: GangSpec,
+        newest: Commit | None,
+        start: bool = True,
+        ended_by_us: Collection[HostAddress] = (),
+    ) -> None:
         assert self._slice is not None
-        self._spec = spec
+        self._spec, self._concluding = spec, False
         self._watch = GangWatch(
             self._slice.hosts, spec, self._connection, self._identity, self._condition, self._clock,
             self._listener, self.record.config.progress_minutes * 60, CLOUD_POLL_S,
         )  # fmt: skip
+        for host in self._watch.view.hosts:
+            host.ended_by_us = host.address in ended_by_us
         if newest is not None:
             self._watch.view.committed = newest.step
         self._attempt_task = asyncio.create_task(self._attempt(spec, self._watch, start))
@@ -343,7 +383,7 @@ class RunDriver:
                     await start_gang(group, spec)
             except HostUnreachable as error:
                 watch.view.hosts[0].lost = str(error)
-                watch.view.cloud = await self._condition()
+                watch.view.cloud = await self._condition_after_trouble()
                 return await self._conclude(spec, watch.view)
         return await self._conclude(spec, await watch.until_ended())
 
@@ -383,11 +423,12 @@ class RunDriver:
         kinds = [VerdictKind(e.detail["verdict"]) for e in self.log.events if e.kind == "attempt-ended"]
         if (seconds := back_off_s(kinds)) > 0:
             self.report(f"waiting {seconds:.0f} s before the next attempt")
-            await self._clock.sleep(seconds)
+            await self._pause(seconds)
 
     async def _conclude(self, spec: GangSpec, view: GangView, stopped: str | None = None) -> Verdict:
         """End what is left of a gang, close its attempt, and write down why it ended."""
         assert self._slice is not None
+        self._concluding = True
         last_step = self.record.config.steps if self.record.config.commits else None
         found = launch.evidence(view, last_step, stopped)
         give_up = self._clock.monotonic() + CLOUD_WORD_S
@@ -406,7 +447,8 @@ class RunDriver:
         await self.note(
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
-            reached=view.step, steps=self.record.config.steps, waste_from=waste_begins(view.steps, reached, ended),
+            resume=view.resumed or 0, reached=view.step, steps=self.record.config.steps,
+            waste_from=waste_begins(view.steps, reached, ended),
         )  # fmt: skip
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip
@@ -440,8 +482,11 @@ class RunDriver:
 
     # --- taking up and leaving --------------------------------------------------------------------------------
 
-    async def take_up(self) -> None:
-        """Find what an earlier driver left: its slices, and a gang that still trains."""
+    async def take_up(self, to_end: bool = False) -> None:
+        """Find what an earlier driver left: its slices, and a gang that still trains.
+
+        `to_end`: a slice without a gang is of no use any more, and is not waited for.
+        """
         fence = await self.fence()
         started = {e.detail["attempt"]: e.detail for e in self.log.events if e.kind == "attempt-started"}
         ended = {e.detail["attempt"] for e in self.log.events if e.kind == "attempt-ended"}
@@ -449,19 +494,35 @@ class RunDriver:
         for name in self.slices_not_deleted():
             view = await slice_condition(self._cloud, self.record.config.slice.zone, name)
             wanted = (running is not None and running["slice"] == name) or (
-                running is None and self._slice is None
+                running is None and self._slice is None and not to_end
             )
-            if view.condition is Condition.LOST or not wanted:
-                continue
-            request = launch.slice_request(self.record.config, self._connection, self._identity)
-            self._slice = await provision(
-                self._cloud, request, name, self._clock, self.report, self._still_wanted
-            )
+            if view.condition is not Condition.LOST and wanted:
+                self._slice = await self._find_again(name)
         if running is not None:
             await self._take_up_gang(fence, running)
         for name in self.slices_not_deleted():
             if self._slice is None or self._slice.name != name:
                 await self.delete(name, "left by an earlier driver")
+
+    async def _find_again(self, name: str) -> ReadySlice | None:
+        """The slice that an earlier driver asked for, once it is ready; None if it is lost meanwhile.
+
+        Raises:
+            CloudError: it may still live, but cannot be had now; it is left as it is.
+        """
+        config = self.record.config
+        request = launch.slice_request(config, self._connection, self._identity)
+        try:
+            found = await provision(
+                self._cloud, request, name, self._clock, self.report, self._still_wanted, keep=True
+            )
+        except CloudError:
+            if (await slice_condition(self._cloud, config.slice.zone, name)).condition is Condition.LOST:
+                return None
+            raise
+        if not any(e.kind == "slice-ready" and e.detail["slice"] == name for e in self.log.events):
+            await self.note("slice-ready", slice=name)
+        return found
 
     async def _take_up_gang(self, fence: Fence, running: dict[str, Any]) -> None:
         number = fence.attempt
@@ -472,31 +533,33 @@ class RunDriver:
                 number, running["slice"], VerdictKind.PREEMPTED, "its slice was lost while nobody watched"
             )
             return
-        before = [c for c in fence.commits if c.attempt < number]
-        installed = await self.sync()
-        spec = launch.gang_spec(
-            self.record,
-            self.run_dir,
+        # Of the specification only run and attempt matter to a gang that runs already.
+        spec = GangSpec(self.record.config.name, number)
+        confirmed = True
+        try:
+            async with self._hosts(TAKE_UP_S) as group:
+                statuses = await gang_status(group, spec)
+                reason = next(filter(None, map(launch.why_not_taken_up, statuses)), None)
+                if reason is not None:
+                    confirmed = await end_gang(group, spec, self.record.config.grace_seconds)
+        except HostUnreachable as error:
+            statuses, reason, confirmed = [], str(error), False
+        if reason is None:
+            self.report(f"taking up attempt {number} on {self._slice.name}")
+            ended_by_us = {status.host for status in statuses if status.ended}
+            self._follow(spec, fence.newest(), start=False, ended_by_us=ended_by_us)
+            return
+        name, view = self._slice.name, await self._condition()
+        lost = view.condition is Condition.LOST
+        await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
+        await self._note_attempt_without_gang(
             number,
-            before[-1] if before else None,
-            self._slice,
-            installed,
-            self._secrets,
+            name,
+            VerdictKind.PREEMPTED if lost and view.preempted else VerdictKind.INFRASTRUCTURE,
+            view.reason if lost else reason,
         )
-        async with self._hosts() as group:
-            states = {status.state for status in await gang_status(group, spec)}
-            if states & {"lost", "absent"}:
-                await end_gang(group, spec, self.record.config.grace_seconds)
-                await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
-                await self._note_attempt_without_gang(
-                    number,
-                    self._slice.name,
-                    VerdictKind.INFRASTRUCTURE,
-                    "the flow died before its gang had started",
-                )
-                return
-        self.report(f"taking up attempt {number} on {self._slice.name}")
-        self._follow(spec, fence.newest(), start=False)
+        if lost or not confirmed:
+            await self.delete(name, view.reason if lost else reason)
 
     async def _note_attempt_without_gang(
         self, number: int | None, name: str, kind: VerdictKind, reason: str
@@ -517,6 +580,9 @@ class RunDriver:
         if task.done():
             return
         self.report(f"ending attempt {spec.attempt}: {why}")
+        if self._concluding:  # it ends by itself, and why is about to be written down
+            await task
+            return
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task

@@ -8,7 +8,7 @@ import tarfile
 
 from tpu.checkpoint.fence import Commit
 from tpu.connection import Connection
-from tpu.hosts.gang import GangSpec
+from tpu.hosts.gang import GangSpec, HostStatus
 from tpu.hosts.identity import Identity
 from tpu.runs.code import Bundle, CodeError
 from tpu.runs.config import RunConfig
@@ -126,6 +126,18 @@ def gang_spec(
     )
 
 
+def why_not_taken_up(status: HostStatus) -> str | None:
+    """Why a gang cannot go on, by what one host knows of it; None if nothing speaks against it.
+
+    A host that does not answer speaks neither for nor against: following it finds out.
+    """
+    if status.state == "absent":
+        return f"{status.host.name}: the flow died before its gang had started"
+    if status.state == "lost":
+        return f"{status.host.name}: the supervisor died while no flow was watching"
+    return None
+
+
 def keep_rule(rule: CheckpointRule) -> str:
     """The keep rule as the contract has it: JSON, or empty if every checkpoint is kept."""
     if rule.keep_last is None:
@@ -141,6 +153,7 @@ def evidence(view: GangView, last_step: int | None, stopped: str | None) -> Evid
                 host=host.address.name,
                 exit_code=host.exit_code,
                 signal=host.exit_signal,
+                ended_by_us=host.ended_by_us,
                 noticed=host.noticed,
                 lost=host.lost,
                 at_s=host.ended_at,

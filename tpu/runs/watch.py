@@ -22,6 +22,8 @@ from tpu.slices.condition import LifeView
 
 # A host that refuses connections for so long after a drop is lost; the facts give sshd about a second to restart.
 RECONNECT_S = 2.0
+# A dropped connection is most often a preemption, and the cloud knows of that sooner: it is asked this often then.
+DROPPED_POLL_S = 0.5
 # What the other hosts say within this time after the first trouble belongs to the same verdict.
 SETTLE_S = 1.0
 LOG_TAIL_LINES = 50
@@ -47,6 +49,7 @@ class HostView:
     noticed: bool = False
     lost: str | None = None
     ended_at: float | None = None
+    ended_by_us: bool = False
     log_offset: int = 0
     event_offset: int = 0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
@@ -66,6 +69,7 @@ class GangView:
 
     hosts: list[HostView]
     step: int = 0
+    resumed: int | None = None
     committed: int = -1
     metrics: dict[str, float] = field(default_factory=dict)
     phases: list[tuple[float, str]] = field(default_factory=list)
@@ -109,6 +113,7 @@ class GangWatch:
         self._progress_s = progress_s
         self._poll_s = poll_s
         self._moved = asyncio.Event()
+        self._dropped = asyncio.Event()
         self._last_progress = clock.monotonic()
         self._offset_s: float | None = None
 
@@ -119,8 +124,8 @@ class GangWatch:
         try:
             while not (self.view.finished or self.view.in_trouble):
                 await self.changed(tasks)
-            if self.view.in_trouble:
-                await self._settle(tasks)
+            if self.view.in_trouble and not self._slice_is_lost:
+                await self._settle()
         finally:
             for task in tasks:
                 task.cancel()
@@ -140,7 +145,11 @@ class GangWatch:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
-    async def _settle(self, tasks: list[asyncio.Task[None]]) -> None:
+    @property
+    def _slice_is_lost(self) -> bool:
+        return self.view.cloud is not None and self.view.cloud.lost
+
+    async def _settle(self) -> None:
         """Let the other hosts finish their sentence, then ask the cloud once more."""
         deadline = self._clock.monotonic() + SETTLE_S
         while self._clock.monotonic() < deadline and not all(h.exited or h.lost for h in self.view.hosts):
@@ -164,6 +173,7 @@ class GangWatch:
                                 return
                             break
                         last_seen = self._clock.monotonic()
+                        self._dropped.clear()
                         self._hear(host, signal)
                     else:
                         reason = "the stream ended"
@@ -171,6 +181,7 @@ class GangWatch:
                 reason = str(error)
             if host.exited:
                 break
+            self._dropped.set()
             if self._clock.monotonic() - last_seen > RECONNECT_S:
                 self._lose(host, reason)
                 return
@@ -205,6 +216,8 @@ class GangWatch:
 
     def _note(self, host: HostView, record: dict[str, Any]) -> None:
         """Keep what the verdict, the progress and the report need. Only process 0 tells of the run as a whole."""
+        if record["event"] == "diverged":  # on any host: a bad state may be in one host's part alone
+            self.view.diverged = self.view.diverged or record["reason"]
         if host.address.index != 0:
             return
         now = self._clock.time()
@@ -229,18 +242,29 @@ class GangWatch:
                 view.committed = max(view.committed, record["step"])
                 self._last_progress = self._clock.monotonic()
             case "restored":
-                view.step = max(view.step, record["step"] or 0)
+                resumed = record["step"] or 0
+                view.resumed, view.step = resumed, max(view.step, resumed)
                 self._last_progress = self._clock.monotonic()
-            case "diverged":
-                view.diverged = f"loss {record.get('value')} at step {record['step']}"
 
     async def _poll_cloud(self) -> None:
         while True:
-            await self._clock.sleep(self._poll_s)
+            await self._until_next_look()
             self.view.cloud = seen = await self._condition()
             if seen.lost:
                 self._moved.set()
                 return
+
+    async def _until_next_look(self) -> None:
+        if self._dropped.is_set():
+            await self._clock.sleep(DROPPED_POLL_S)
+            return
+        dropped = asyncio.create_task(self._dropped.wait())
+        pause = asyncio.ensure_future(self._clock.sleep(self._poll_s))
+        try:
+            await asyncio.wait({dropped, pause}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            dropped.cancel()
+            pause.cancel()
 
     async def _watch_progress(self) -> None:
         while True:

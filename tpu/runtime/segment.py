@@ -175,6 +175,8 @@ class Segment:
                 self._saver.close(None if error is None else LAST_SAVES_S)
         except (FencedOut, SaveFailed, DivergedError) as late:
             failure = late
+        if isinstance(failure, DivergedError):
+            self._event("diverged", step=self.step, reason=str(failure))
         self._end_metrics(fenced=isinstance(failure, FencedOut))
         if threading.current_thread() is threading.main_thread():
             self._stop_rule.uninstall()

@@ -18,6 +18,8 @@ from tpu.slices.log_clues import Clue, first_clue
 
 # Exit code of a program that stopped itself after a preemption notice: EX_TEMPFAIL.
 EXIT_PREEMPTED = 75
+# Exit code of a program whose attempt may not write any more: the fence has moved on without it.
+EXIT_FENCED_OUT = 76
 
 
 class VerdictKind(Enum):
@@ -242,6 +244,13 @@ def _program_failed(evidence: Evidence) -> Verdict:
             f"{first.host} stopped itself (exit code {EXIT_PREEMPTED}) without a preemption that we know of"
         )
         return Verdict(VerdictKind.INFRASTRUCTURE, reason, host=first.host)
+    if first.exit_code == EXIT_FENCED_OUT:
+        reason = (
+            f"{first.host} found its attempt closed and left (exit code {EXIT_FENCED_OUT}): the run's fence was "
+            "moved on by somebody else, another driver or a person"
+        )
+        usable = evidence.cloud.usable
+        return Verdict(VerdictKind.INFRASTRUCTURE, reason, host=first.host, slice_usable=usable)
     if not evidence.cloud.usable:
         # Nobody is blamed before the cloud has said that the slice is well.
         reason = (
