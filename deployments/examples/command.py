@@ -7,9 +7,9 @@ import gcsfs
 
 bucket = gcsfs.GCSFileSystem()
 checkpoint = os.environ["RELAY_RUN_DIR"] + "/mine/state.json"
-state = json.loads(bucket.cat(checkpoint)) if bucket.exists(checkpoint) else {"step": 0, "sum": 0}
+state = json.loads(bucket.cat_file(checkpoint)) if bucket.exists(checkpoint) else {"step": 0, "sum": 0}
 while state["step"] < 3_000_000:
     state = {"step": state["step"] + 1, "sum": state["sum"] + state["step"]}
     if state["step"] % 300_000 == 0:
-        bucket.pipe(checkpoint, json.dumps(state).encode())
+        bucket.pipe_file(checkpoint, json.dumps(state).encode())
         print("saved", state, flush=True)
