@@ -58,12 +58,12 @@ def partition(intervals: Iterable[Interval], start: float, end: float) -> dict[B
             changes.setdefault(a, []).append((interval.bucket, 1))
             changes.setdefault(b, []).append((interval.bucket, -1))
     active = dict.fromkeys(BUCKETS, 0)
-    unclaimed: Bucket = "other"
     seconds: dict[Bucket, float] = dict.fromkeys(BUCKETS, 0.0)
     for left, right in pairwise(sorted(changes)):
         for bucket, change in changes[left]:
             active[bucket] += change
-        seconds[next((b for b in BUCKETS if active[b]), unclaimed)] += right - left
+        claiming = [bucket for bucket in BUCKETS if active[bucket]]
+        seconds[claiming[0] if claiming else "other"] += right - left
     return seconds
 
 
