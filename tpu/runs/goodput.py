@@ -57,7 +57,7 @@ def partition(intervals: Iterable[Interval], start: float, end: float) -> dict[B
         if a < b:
             changes.setdefault(a, []).append((interval.bucket, 1))
             changes.setdefault(b, []).append((interval.bucket, -1))
-    active = dict.fromkeys(BUCKETS, 0)
+    active: dict[Bucket, int] = dict.fromkeys(BUCKETS, 0)
     seconds: dict[Bucket, float] = dict.fromkeys(BUCKETS, 0.0)
     for left, right in pairwise(sorted(changes)):
         for bucket, change in changes[left]:
