@@ -6,18 +6,24 @@ the report can say exactly what ran.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
+import os
+import re
 import subprocess
 import tarfile
-from collections.abc import Iterable
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpu.checkpoint import files
 
 MAX_BUNDLE_BYTES = 100 * 2**20
+MOST_LINKS = 40
 # What a training program of a host needs of this project; the rest never leaves the controller.
 RELAY_PARTS = ("runtime", "checkpoint", "train")
 
@@ -109,26 +115,44 @@ def git_commit(repository: str, commit: str, cache: Path) -> Bundle:
     """
     clone = cache / hashlib.sha256(repository.encode()).hexdigest()[:16]
     if not clone.exists():
-        clone.parent.mkdir(parents=True, exist_ok=True)
-        _git(["clone", "--quiet", "--bare", repository, str(clone)], f"cannot clone {repository}")
+        _clone(repository, clone)
     resolve = ["-C", str(clone), "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}"]
     try:
+        if not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+            raise CodeError(f"{commit} may be the name of a branch, which moves: fetch first")
         full = _git(resolve, "")
     except CodeError:
-        _git(
-            ["-C", str(clone), "fetch", "--quiet", "origin", "+refs/heads/*:refs/heads/*", "--tags"],
-            "fetch failed",
-        )
+        refs = ["+refs/heads/*:refs/heads/*", "--tags", "--force"]
+        _git(["-C", str(clone), "fetch", "--quiet", "origin", *refs], f"cannot fetch from {repository}")
         full = _git(resolve, f"{repository} has no commit {commit}; push it first")
     commit_id = full.decode().strip()
     tar = _git(["-C", str(clone), "archive", commit_id], f"cannot read {commit_id}")
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
-        entries = [
-            (entry.name, content.read(), entry.mode & 0o100 != 0)
-            for entry in archive
-            if entry.isfile() and (content := archive.extractfile(entry))
-        ]
-    return pack(entries, f"{repository}@{commit_id}")
+        return pack(_tree_entries(archive), f"{repository}@{commit_id}")
+
+
+def _clone(repository: str, clone: Path) -> None:
+    """Beside its place and renamed, so that an interrupted clone is never taken for a whole one."""
+    clone.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=clone.parent, prefix=".clone-") as folder:
+        _git(["clone", "--quiet", "--bare", "--", repository, f"{folder}/it"], f"cannot clone {repository}")
+        with contextlib.suppress(OSError):  # another process was quicker
+            os.rename(f"{folder}/it", clone)
+
+
+def _tree_entries(archive: tarfile.TarFile) -> Iterator[tuple[str, bytes, bool]]:
+    """Files of a commit; as in a working tree, a link to a file is that file, and other links stay behind."""
+    members = {entry.name: entry for entry in archive}
+    for entry in members.values():
+        target = entry
+        for _ in range(MOST_LINKS):
+            if not target.issym():
+                break
+            place = os.path.normpath(f"{os.path.dirname(target.name)}/{target.linkname}").lstrip("/")
+            target = members.get(place, archive.tarinfo())
+        content = archive.extractfile(target) if target.name in members and target.isfile() else None
+        if content is not None:
+            yield entry.name, content.read(), target.mode & 0o100 != 0
 
 
 def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
@@ -146,11 +170,11 @@ def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
             raise CodeError(f"there is no bundle {code}") from None
         try:
             content = gzip.decompress(data)
-        except OSError:
+        except (OSError, EOFError, zlib.error):
             raise CodeError(f"{code} is not a .tar.gz") from None
         return Bundle(data, hashlib.sha256(content).hexdigest(), code)
     repository, at, commit = code.rpartition("@")
-    if not at or not commit:
+    if not at or not commit or not repository:
         raise CodeError(
             f"code: write working-tree, REPOSITORY@COMMIT or gs://…/bundle.tar.gz; found {code!r}"
         )

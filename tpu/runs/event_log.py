@@ -6,7 +6,7 @@ Budgets are counted from it and the report is made of it, so it must survive any
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -56,3 +56,12 @@ def load_events(run_dir: str) -> list[RunEvent]:
     with ThreadPoolExecutor(READERS) as readers:
         contents = readers.map(files.read, sorted(files.names(f"{run_dir}/events")))
         return [RunEvent(**json.loads(content)) for content in contents]
+
+
+def undeleted(events: Sequence[RunEvent]) -> list[str]:
+    """Slices that were asked for and whose deletion the cloud has not confirmed, oldest first."""
+    names = {event.detail["slice"]: None for event in events if event.kind == "slice-intended"}
+    for event in events:
+        if event.kind == "slice-deleted":
+            names.pop(event.detail["slice"], None)
+    return list(names)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tpu.checkpoint.fence import load_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
 from tpu.runs.controller import EXPIRY_S, ControllerState, observe, this_process
-from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.event_log import load_events, undeleted
 from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
 from tpu.runs.record import load_record
@@ -93,12 +93,3 @@ async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> None:
 def drives(state: ControllerState) -> bool:
     """Whether the owner may still act for the run, as far as can be told from here."""
     return not state.released and not state.owner.known_dead()
-
-
-def undeleted(events: Sequence[RunEvent]) -> list[str]:
-    """Slices that were asked for and whose deletion the cloud has not confirmed, oldest first."""
-    names = {event.detail["slice"]: None for event in events if event.kind == "slice-intended"}
-    for event in events:
-        if event.kind == "slice-deleted":
-            names.pop(event.detail["slice"], None)
-    return list(names)

@@ -1,0 +1,148 @@
+import concurrent.futures
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.runs.conftest import Track
+from tpu.clock import SystemClock
+from tpu.runs.controller import (
+    EXPIRY_S,
+    ControllerLost,
+    ControllerState,
+    Owner,
+    RunIsDriven,
+    claim,
+    may_claim,
+    observe,
+    process_start,
+    this_process,
+)
+from tpu.runs.opening import become_controller
+
+HERE = this_process("flow-1")
+ELSEWHERE = Owner("flow-2", "another-machine", 1, "boot/1")
+
+
+def dead_owner() -> Owner:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    owner = Owner("flow-3", socket.gethostname(), child.pid, process_start(child.pid) or "gone at once")
+    child.wait()
+    return owner
+
+
+@pytest.mark.parametrize(
+    ("state", "silent_s", "take_over", "answer", "why"),
+    [
+        (ControllerState(ELSEWHERE, 4, released=True), 0, False, True, "nobody drives"),
+        (ControllerState(ELSEWHERE, 4), 0, False, False, "driven by process 1 on another-machine, term 4"),
+        (ControllerState(ELSEWHERE, 4), EXPIRY_S - 1, False, False, "driven by"),
+        (ControllerState(ELSEWHERE, 4), EXPIRY_S, False, True, "was silent for 20 s"),
+        (ControllerState(ELSEWHERE, 4), 0, True, True, "taken over by request from process 1"),
+        (ControllerState(HERE, 4), 0, False, False, "driven by"),
+        (ControllerState(dataclasses.replace(ELSEWHERE, flow_run="new"), 4), 0, False, True, "same flow run"),
+    ],
+)
+def test_who_may_claim(state, silent_s, take_over, answer, why):
+    allowed, reason = may_claim(state, dataclasses.replace(HERE, flow_run="new"), silent_s, take_over)
+    assert allowed is answer
+    assert why in reason
+
+
+def test_a_dead_process_of_this_machine_is_known_to_be_dead():
+    owner = dead_owner()
+    assert owner.known_dead()
+    assert may_claim(ControllerState(owner, 1), HERE, 0, False)[0]
+    assert not HERE.known_dead()
+    # The same number given to a later process, or used before the machine was booted, is another process.
+    assert dataclasses.replace(HERE, started="boot/1").known_dead()
+
+
+def test_of_a_process_elsewhere_nobody_can_tell():
+    assert not dataclasses.replace(dead_owner(), host="another-machine").known_dead()
+
+
+def test_a_zombie_counts_as_dead():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_start(child.pid) == ""
+    child.wait()
+
+
+def test_of_many_that_claim_at_once_one_wins(track: Track):
+    run_dir = track.directory("race")
+
+    def attempt(over):
+        def one(number: int) -> int:
+            try:
+                return claim(run_dir, dataclasses.replace(HERE, flow_run=f"{number}"), over).term
+            except RunIsDriven:
+                return 0
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            return sorted(pool.map(one, range(8)))
+
+    assert attempt(None) == [0] * 7 + [1]
+    assert attempt(observe(run_dir)) == [0] * 7 + [2]
+
+
+def test_who_lost_the_run_notices_before_it_acts(track: Track):
+    run_dir = track.directory("lost")
+    first = claim(run_dir, HERE, None)
+    first.check()
+    first.beat()
+    second = claim(run_dir, dataclasses.replace(HERE, flow_run="other"), observe(run_dir))
+    for action in (first.check, first.beat, first.release):
+        with pytest.raises(ControllerLost, match="another process drives this run now"):
+            action()
+    second.check()
+    second.release()
+    seen = observe(run_dir)
+    assert seen is not None
+    assert (seen[0].released, seen[0].term, seen[0].owner.flow_run) == (True, 2, "other")
+
+
+async def test_a_living_driver_is_seen_and_left_alone(track: Track):
+    run_dir = track.directory("driven")
+    other = claim(run_dir, ELSEWHERE, None)
+    heard: list[str] = []
+
+    def report(text: str) -> None:
+        heard.append(text)
+        other.beat()
+
+    with pytest.raises(RunIsDriven, match="driven by process 1 on another-machine, term 1 and alive"):
+        await become_controller(run_dir, HERE, False, SystemClock(), report)
+    assert heard == ["driven by process 1 on another-machine, term 1; looking for 20 s whether it lives"]
+
+
+async def test_a_silent_driver_is_replaced(track: Track):
+    run_dir = track.directory("silent")
+    claim(run_dir, ELSEWHERE, None)
+
+    class Quick(SystemClock):
+        """Each pause passes at once, as seen by the one who waits."""
+
+        passed = 0.0
+
+        def monotonic(self) -> float:
+            return self.passed
+
+        async def sleep(self, seconds: float) -> None:
+            self.passed += seconds
+
+    heard: list[str] = []
+    controller = await become_controller(run_dir, HERE, False, Quick(), heard.append)
+    assert controller.term == 2
+    assert "was silent for 20 s" in heard[-1]
+
+
+async def test_a_dead_driver_is_replaced_at_once(track: Track):
+    run_dir = track.directory("dead")
+    claim(run_dir, dead_owner(), None)
+    heard: list[str] = []
+    assert (await become_controller(run_dir, HERE, False, SystemClock(), heard.append)).term == 2
+    assert "its last driver is dead" in heard[0]
