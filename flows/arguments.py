@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -51,17 +52,28 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         if arguments.name:
             changes["name"] = arguments.name
         if (arguments.config is None) == (arguments.resume is None):
-            raise RunConfigError("give a configuration file, or --resume RUN")
+            raise RunConfigError(
+                "give a configuration file, such as deployments/runs/icl.yaml, or --resume RUN"
+            )
+        if arguments.resume and changes:
+            raise RunConfigError(
+                f"a run keeps its configuration, so --resume takes no {', '.join(changes)}; "
+                f"for other settings: relay fork {arguments.resume}@STEP NEW-NAME --set FIELD=VALUE"
+            )
+        if not arguments.dry_run:
+            Connection.from_environment()  # refused here, before a flow run is made
         run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
     except (RunConfigError, RunNotFound, ConnectionSettingsError) as error:
-        sys.exit(f"{parser.prog}: {error}")
+        parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:
         print(describe(run))
         return
     try:
         asyncio.run(train(run, take_over=arguments.take_over))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(128 + signal.SIGINT)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
     except Exception as error:  # the flow has logged it with its traceback; a second one helps nobody
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from flows.arguments import train_from_terminal
+from flows.signals import cancelled_by_sigterm
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
 from tasks.progress import Progress
@@ -33,6 +35,14 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
         The report's figures: verdict, parameters' hash, goodput, evaluation.
     """
     log = get_run_logger()
+    with cancelled_by_sigterm():
+        return await train_to_the_end(run, take_over, log)
+
+
+async def train_to_the_end(
+    run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any]
+) -> dict[str, Any]:
+    """Train, and in whatever way that ends, clean up and report."""
     async with open_run(
         run,
         this_process(str(flow_run.id)),

@@ -244,6 +244,8 @@ def load_run_config(path: Path, changes: dict[str, Any] | None = None) -> RunCon
         values = yaml.safe_load(path.read_text())
     except OSError as error:
         raise RunConfigError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RunConfigError(f"{path} is not a text file in UTF-8") from None
     except yaml.YAMLError as error:
         raise RunConfigError(f"{path} is not YAML: {error}") from None
     if isinstance(values, dict):
@@ -267,7 +269,10 @@ def parse_changes(assignments: list[str]) -> dict[str, Any]:
         field, equals, text = assignment.partition("=")
         if not equals or not field:
             raise RunConfigError(f"write FIELD=VALUE, such as training.seed=3; found {assignment!r}")
-        changes[field] = yaml.safe_load(text)
+        try:
+            changes[field] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise RunConfigError(f"{field}: the value is not YAML; found {text!r}") from None
     return changes
 
 

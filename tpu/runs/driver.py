@@ -207,6 +207,8 @@ class RunDriver:
             return self._slice
         await self._wait_after_refusals()
         await self.may_act()
+        for left in self.slices_not_deleted():
+            await self.delete(left, "left before another one is made")
         config = self.record.config
         number = sum(event.kind == "slice-intended" for event in self.log.events) + 1
         name = slice_name(config.name, number, f"{self.record.created}")
