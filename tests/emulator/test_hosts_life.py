@@ -162,6 +162,18 @@ async def test_hosts_outlive_the_forkserver_and_new_ones_boot(tmp_path):
         assert not alive(detached)
 
 
+async def test_a_boot_that_the_dying_forkserver_took_along_is_done_again(tmp_path):
+    async with room(tmp_path) as r:
+        forkserver = r.pool.forkserver_pid
+        assert forkserver is not None
+        os.kill(forkserver, signal.SIGSTOP)  # the request waits in its queue …
+        booting = asyncio.create_task(r.boot())
+        await asyncio.wait({booting}, timeout=0.2)
+        os.kill(forkserver, signal.SIGKILL)  # … and is lost
+        async with r.connect(await asyncio.wait_for(booting, 20)) as client:
+            assert (await client.run("true")).exit_status == 0
+
+
 async def test_a_host_that_cannot_boot_says_why_and_leaves_nothing(tmp_path):
     async with room(tmp_path) as r:
         host = await r.boot()

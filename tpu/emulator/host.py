@@ -30,6 +30,7 @@ def main(control: socket.socket) -> NoReturn:
     """Be the host whose Machine comes, as one line of JSON, over the control socket."""
     os.setsid()
     adopt_orphans()
+    control.sendall(b"h")  # a sign of life
     machine = Machine.from_json(_read_line(control))
     try:
         Init(machine, control).run()

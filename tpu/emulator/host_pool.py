@@ -93,20 +93,30 @@ class HostPool:
         return host
 
     async def _fork(self) -> socket.socket:
-        """Have a process forked; return our end of its control socket."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            for last_try in (False, True):
-                requests = await self._connect()
-                try:
+        """Have a process forked; return our end of its control socket once it has said that it lives.
+
+        Raises:
+            BootError: two forkservers ended before they could.
+        """
+        for _ in range(2):  # if the forkserver was killed, its hosts live on, and a new one serves the next
+            requests = await self._connect()
+            ours, theirs = socket.socketpair()
+            try:
+                with theirs:
                     socket.send_fds(requests, [b"h"], [theirs.fileno()])
+                ours.setblocking(False)
+                life = asyncio.get_running_loop().sock_recv(ours, 1)
+                if await asyncio.wait_for(life, BOOT_DEADLINE_S):
                     return ours
-                except OSError:  # the forkserver was killed: its hosts live on, a new one serves the next
-                    await self._end_forkserver()
-                    if last_try:
-                        ours.close()
-                        raise
-        raise AssertionError("unreachable")
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it died with the request in its queue
+            except BaseException:
+                ours.close()
+                raise
+            ours.close()
+            if self._requests is requests:  # nobody has started another yet
+                await self._end_forkserver()
+        raise BootError("the process that forks hosts was killed twice while a host booted")
 
     async def _connect(self) -> socket.socket:
         async with self._starting:
@@ -272,20 +282,23 @@ class EmulatedHost:
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Take in what the host says, to its end: then its first process is dead, and so is the host."""
-        while line := await reader.readline():
-            message = json.loads(line)
-            if message["event"] == "init":
-                self._init = message["pid"]
-            elif message["event"] == "sshd":
-                self._sshd = message["pid"]
-            elif message["event"] == "listening" and not self._listening.done():
-                self._listening.set_result(message["key"])
-            elif message["event"] == "failed":
-                self._fail(message["error"])
+        with contextlib.suppress(ConnectionError):  # it was killed with something of ours unread
+            while line := await reader.readline():
+                self._take(json.loads(line))
         self._init = self._sshd = 0  # the numbers may be given to others from now on
         self._fail("its first process ended")
         if not self._killed:
             await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
+
+    def _take(self, message: dict[str, str]) -> None:
+        if message["event"] == "init":
+            self._init = int(message["pid"])
+        elif message["event"] == "sshd":
+            self._sshd = int(message["pid"])
+        elif message["event"] == "listening" and not self._listening.done():
+            self._listening.set_result(message["key"])
+        elif message["event"] == "failed":
+            self._fail(message["error"])
 
     def _fail(self, reason: str) -> None:
         if not self._listening.done():
