@@ -36,6 +36,9 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
     )
     log.info("report: %s/report/report.md", driver.run_dir)
     log.info("parameters sha256 %s, goodput %.0f %%", report.parameters_sha256, 100 * report.goodput)
+    evaluation = report.evaluations[max(report.evaluations)] if report.evaluations else None
+    if evaluation and isinstance(told := evaluation.get("summary"), str):
+        log.info(told)
     return {
         "run": driver.record.config.name,
         "verdict": report.verdict,
@@ -45,5 +48,5 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
         "wall_s": report.wall_s,
         "seconds": dict(report.seconds),
         "dollars": report.dollars,
-        "evaluation": report.evaluations[max(report.evaluations)] if report.evaluations else None,
+        "evaluation": evaluation,
     }

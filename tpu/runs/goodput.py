@@ -62,8 +62,12 @@ def partition(intervals: Iterable[Interval], start: float, end: float) -> dict[B
     for left, right in pairwise(sorted(changes)):
         for bucket, change in changes[left]:
             active[bucket] += change
-        claiming = [bucket for bucket in BUCKETS if active[bucket]]
-        seconds[claiming[0] if claiming else "other"] += right - left
+        for bucket in BUCKETS:
+            if active[bucket]:
+                seconds[bucket] += right - left
+                break
+        else:
+            seconds["other"] += right - left
     return seconds
 
 

@@ -12,6 +12,10 @@ from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
 from tpu.runs.record import RunRecord
 
 
+# A table that is wider than this is not read.
+MOST_COLUMNS = 8
+
+
 @dataclass(frozen=True)
 class SegmentRow:
     """One segment: `attempts` that trained in it, and for each that ended there, why."""
@@ -177,18 +181,28 @@ def to_markdown(report: Report, picture: str | None) -> str:
 def _evaluation_lines(report: Report) -> list[str]:
     if not report.evaluations:
         return []
-    flat = {step: _flat(figures) for step, figures in report.evaluations.items()}
-    names = [
-        name for name in next(iter(reversed(flat.values()))) if name not in ("step", "attempt", "sequences")
-    ]
+    flat = {step: _flat(figures) for step, figures in sorted(report.evaluations.items())}
     last = max(flat)
-    lines = ["## Evaluation", "", "| | " + " | ".join(f"step {step}" for step in sorted(flat)) + " |"]
-    lines.append("| --- |" + " ---: |" * len(flat))
-    for name in names:
-        if isinstance(flat[last].get(name), int | float):
-            cells = (f"{flat[step].get(name):.4g}" if name in flat[step] else "" for step in sorted(flat))
+    shown = _evenly(list(flat), MOST_COLUMNS)
+    lines = ["## Evaluation", ""]
+    if isinstance(told := flat[last].get("summary"), str):
+        lines += [told, ""]
+    lines += [
+        "| | " + " | ".join(f"step {step}" for step in shown) + " |",
+        "| --- |" + " ---: |" * len(shown),
+    ]
+    for name, value in flat[last].items():
+        if isinstance(value, int | float) and name not in ("step", "attempt", "sequences"):
+            cells = (f"{flat[step][name]:.4g}" if name in flat[step] else "" for step in shown)
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _evenly(steps: list[int], most: int) -> list[int]:
+    """At most `most` of the steps, evenly, the first and the last among them."""
+    if len(steps) <= most:
+        return steps
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
 
 def _flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -47,7 +47,31 @@ def evaluate_checkpoint(run_dir: str, step: int, cache_folder: Path | None = Non
     with _compiling_once(configuration, run_dir, step, cache_folder):
         figures = evaluate_arrays(configuration, restored.arrays)
     digest = parameters_digest(restored.arrays)
-    return {"step": step, "attempt": restored.attempt, "parameters_sha256": digest, **figures}
+    about = {"step": step, "attempt": restored.attempt, "parameters_sha256": digest}
+    return {**about, "summary": summary(figures), **figures}
+
+
+def summary(figures: Mapping[str, Any]) -> str:
+    """The figures in a sentence or two: what was learned, and how far from the best that is possible."""
+    if figures["workload"] == "bytelm":
+        return (
+            f"{figures['bits_per_byte']:.3f} bits a byte on held-out text; knowing the byte frequencies gives "
+            f"{figures['byte_frequency_bits_per_byte']:.3f}."
+        )
+    sentences = []
+    for where, about in (("pretraining", "the tasks it was trained on"), ("new", "new Gaussian tasks")):
+        if (of := figures.get(where)) is None:
+            continue
+        best = f"ridge {of['ridge_error']:.3f}"
+        far = f"{of['delta_ridge']:.3f} from ridge"
+        if "dmmse_error" in of:
+            best += f", dMMSE {of['dmmse_error']:.3f}"
+            far += f" and {of['delta_dmmse']:.3f} from dMMSE"
+        sentences.append(
+            f"On {about} the square error by D is {of['model_error']:.3f} (zero {of['zero_error']:.3f}, {best}); "
+            f"its predictions are {far}."
+        )
+    return " ".join(sentences)
 
 
 @contextmanager
