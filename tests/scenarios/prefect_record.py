@@ -1,0 +1,63 @@
+"""What the Prefect server has recorded of flow runs, read back through its API."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterName,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.client.schemas.objects import Artifact, FlowRun
+from prefect.client.schemas.sorting import LogSort
+
+PAGE = 200
+# A flow's process sends its log every 2 s; the server writes it in batches.
+RECORDED_S = 30.0
+
+
+async def flow_runs(name: str) -> list[FlowRun]:
+    """Flow runs called `name`, oldest first."""
+    async with get_client() as client:
+        found = await client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        )
+    return sorted(found, key=lambda run: run.created)  # type: ignore[arg-type, return-value]
+
+
+async def log_of(name: str) -> str:
+    """The whole log of all flow runs called `name`, a line a message."""
+    lines: list[str] = []
+    async with get_client() as client:
+        for run in await flow_runs(name):
+            where = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+            offset = 0
+            while page := await client.read_logs(
+                where, limit=PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC
+            ):
+                lines += [entry.message for entry in page]
+                offset += len(page)
+    return "\n".join(lines)
+
+
+async def log_with(name: str, *words: str) -> str:
+    """The log once it holds all `words`; fails with the log if it does not in RECORDED_S."""
+    text = ""
+    try:
+        async with asyncio.timeout(RECORDED_S):
+            while not all(word in text for word in words):
+                await asyncio.sleep(0.2)
+                text = await log_of(name)
+    except TimeoutError:
+        missing = [word for word in words if word not in text]
+        raise AssertionError(f"the Prefect log of {name} has no {missing}; it is:\n{text}") from None
+    return text
+
+
+async def artifacts() -> list[Artifact]:
+    """All artifacts on the server."""
+    async with get_client() as client:
+        return await client.read_artifacts(limit=PAGE)
