@@ -40,7 +40,7 @@ def create_exclusive(url: str, data: bytes) -> int:
     """Create the object at `url` and return its generation; of all who try, one succeeds.
 
     Raises:
-        ObjectExists: it is there already. After a lost answer this can be our own: compare the content.
+        ObjectExists: it is there already, with other content than a try of ours whose answer was lost.
     """
     from google.api_core.exceptions import PreconditionFailed
 
@@ -54,7 +54,7 @@ def compare_and_set(url: str, data: bytes, generation: int) -> int:
     """Replace the object at `url` if it still has `generation`, and return the new generation.
 
     Raises:
-        StaleGeneration: it has another generation by now. After a lost answer this can be our own change.
+        StaleGeneration: somebody else changed it.
     """
     from google.api_core.exceptions import PreconditionFailed
 
@@ -168,15 +168,27 @@ def check_bucket(bucket_url: str, policy: RetryPolicy) -> None:
 
 
 def _put(url: str, data: bytes, generation: int) -> int:
+    from google.api_core.exceptions import PreconditionFailed
+
     if len(data) > LARGEST_BYTES:
         raise ValueError(f"{url}: preconditions hold up to {LARGEST_BYTES} bytes, these are {len(data)}")
     bucket, name = split_url(url)
 
+    tries = 0
+
     def put() -> int:
+        nonlocal tries
+        tries += 1
         blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
-        blob.upload_from_string(
-            data, content_type="application/json", if_generation_match=generation, **_ONCE
-        )
+        try:
+            blob.upload_from_string(
+                data, content_type="application/json", if_generation_match=generation, **_ONCE
+            )
+        except PreconditionFailed:
+            # An earlier try may have been carried out, and only its answer lost: then these bytes are there.
+            if tries > 1 and (found := read(url)) is not None and found[0] == data:
+                return found[1]
+            raise
         return _generation(blob)
 
     return retrying(f"writing {url}", put)

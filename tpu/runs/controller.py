@@ -107,10 +107,7 @@ class Controller:
             self._generation = objects.compare_and_set(self._url, state.to_json(), self._generation)
         except objects.StaleGeneration:
             self.check()
-            # Our own write whose answer was lost and which was sent again.
-            found = objects.read(self._url)
-            assert found is not None
-            self._generation = found[1]
+            raise
         self._state = state
 
 
