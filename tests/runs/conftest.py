@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs.terminal import Terminal
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import Fence, load_fence
 from tpu.connection import Connection
@@ -129,11 +130,17 @@ class Track:
 async def until(condition: Callable[[], Any], what: str) -> Any:
     """Poll until `condition` gives something true."""
     async with asyncio.timeout(WAIT_S):
-        while not (answer := await asyncio.to_thread(condition)):
+        while True:
+            if answer := await asyncio.to_thread(condition):
+                return answer
             await asyncio.sleep(0.05)
-        return answer
 
 
 @pytest.fixture
 def track(emulator: Emulator, program_folder: Path) -> Track:
     return Track(emulator, program_folder)
+
+
+@pytest.fixture
+def terminal(capfd: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capfd)

@@ -103,7 +103,7 @@ def test_a_bad_commit_is_refused_with_a_sentence(repository: Path, tmp_path: Pat
 
 
 def test_a_repository_that_is_not_there(tmp_path: Path):
-    with pytest.raises(CodeError, match="cannot clone .*nowhere"):
+    with pytest.raises(CodeError, match=r"cannot clone .*nowhere"):
         git_commit(str(tmp_path / "nowhere"), "main", tmp_path / "cache")
     # Nothing half-made stays behind that the next try would take for a clone.
     assert list((tmp_path / "cache").iterdir()) == []
@@ -140,10 +140,10 @@ def test_a_bundle_from_the_bucket(track: Track, tree: Path):
     taken = resolve_code(url, tree, tree)
     assert (taken.sha256, taken.source) == (bundle.sha256, url)
     files.write(url, b"no archive")
-    with pytest.raises(CodeError, match="is not a .tar.gz"):
+    with pytest.raises(CodeError, match=r"is not a \.tar\.gz"):
         resolve_code(url, tree, tree)
     files.write(url, gzip.compress(b"content")[:-6])
-    with pytest.raises(CodeError, match="is not a .tar.gz"):
+    with pytest.raises(CodeError, match=r"is not a \.tar\.gz"):
         resolve_code(url, tree, tree)
     with pytest.raises(CodeError, match="there is no bundle"):
         resolve_code(f"{url}.none", tree, tree)

@@ -66,7 +66,7 @@ def test_a_run_is_created_once_and_taken_up_by_its_equal(track: Track):
     assert again == first
     with pytest.raises(RunNameTaken, match=r'variables.NUMPY_SIZE: null → "9"'):
         track.record("one", steps=60, variables={"NUMPY_SIZE": "9"})
-    with pytest.raises(RunNameTaken, match="has 60 steps, not 80.*relay extend one --steps 80"):
+    with pytest.raises(RunNameTaken, match=r"has 60 steps, not 80.*relay extend one --steps 80"):
         track.record("one", steps=80)
     assert load_record(track.directory("one")) == first
 
@@ -90,7 +90,7 @@ def test_a_run_is_extended_and_remembers_it(track: Track):
     assert load_record(track.directory("long")) == made
     with pytest.raises(TooFewSteps, match="long has 80 steps already"):
         extend(track.directory("long"), 80)
-    with pytest.raises(RunNotFound, match="no run none in gs://.*relay runs"):
+    with pytest.raises(RunNotFound, match=r"no run none in gs://.*relay runs"):
         extend(track.directory("none"), 80)
 
 

@@ -1,0 +1,248 @@
+"""The `relay` command on a run that is there; what needs a live gang is in test_stopping.py and test_remote.py."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.runs.conftest import Track
+from tests.runs.terminal import Terminal, relay_process
+from tpu.checkpoint import files
+from tpu.checkpoint.digest import parameters_digest
+from tpu.checkpoint.paths import checkpoint_url
+from tpu.emulator.emulator import Emulator
+from tpu.runs.record import load_record
+
+
+@pytest.fixture(scope="module")
+def shown(emulator_session: Emulator, program_folder: Path) -> Iterator[Track]:
+    """A bucket with the run `done`, trained to its end; for tests that only read it, or fork it."""
+    emulator_session.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in emulator_session.env.items():
+            patch.setenv(name, value)
+        track = Track(emulator_session, program_folder)
+        asyncio.run(track.train(track.numpy_run("done", steps=40)))
+        yield track
+    emulator_session.reset()
+
+
+@pytest.fixture(autouse=True)
+def _environment(shown: Track, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in shown.emulator.env.items():
+        monkeypatch.setenv(name, value)
+
+
+COMMANDS = ["runs", "show", "logs", "ssh", "stop", "extend", "fork", "export", "verify", "profile"]
+
+
+def test_help_is_quick_and_names_every_command():
+    def processor_s() -> float:
+        spent = os.times()
+        return spent.children_user + spent.children_system
+
+    spent_s = []
+    for _ in range(3):
+        before = processor_s()
+        answer = relay_process("--help")
+        spent_s.append(processor_s() - before)
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", answer.out, re.MULTILINE), command
+    # Of the processor, since the machine may be busy: Python and typer alone need 0.15 s.
+    assert min(spent_s) < 0.6
+
+
+def test_nothing_heavy_is_imported_before_it_is_needed():
+    script = "import sys, flows.command; print(*sorted(m for m in ('pydantic', 'google', 'asyncssh', 'jax', 'prefect', "
+    script += "'numpy', 'gcsfs', 'rich') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_runs_lists_every_run(shown: Track, terminal: Terminal):
+    assert terminal.relay("fork", "done@20", "listed", "--set", "seed=9").code == 0
+    answer = terminal.relay("runs")
+    lines = {line.split()[0]: line for line in answer.out.splitlines()}
+    assert re.fullmatch(r"done +40 of 40  \d{4}-\d\d-\d\d \d\d:\d\d  finished", lines["done"])
+    assert re.search(r"20 of 40 .* not started; forked from done@20$", lines["listed"])
+
+
+def test_an_empty_bucket_says_how_to_begin(shown: Track, terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
+    url = f"{os.environ['STORAGE_EMULATOR_HOST']}/storage/v1/b?project=p"
+    data = json.dumps({"name": "another-bucket"}).encode()
+    urllib.request.urlopen(urllib.request.Request(url, data, {"Content-Type": "application/json"})).close()
+    monkeypatch.setenv("TPU_RELAY_BUCKET", "gs://another-bucket/")
+    answer = terminal.relay("runs")
+    assert (answer.code, answer.out) == (
+        0,
+        "no runs in gs://another-bucket yet: python -m flows.train deployments/runs/icl.yaml\n",
+    )
+
+
+def test_show_tells_what_a_run_is_and_what_happened(shown: Track, terminal: Terminal):
+    files.write(f"{shown.directory('done')}/report/report.md", b"# Run done: finished\n")
+    answer = terminal.relay("show", "done")
+    assert answer.code == 0
+    assert answer.out.startswith("done: finished\n")
+    assert re.search(r"^slice +spot v4-8 in us-central2-b$", answer.out, re.MULTILINE)
+    assert re.search(r"^checkpoints +20 \(attempt 1\), 40 \(attempt 1\)$", answer.out, re.MULTILINE)
+    assert re.search(r"attempt 1 starts from step 0 on \S+$", answer.out, re.MULTILINE)
+    assert re.search(r"attempt 1 ended: finished, .*; last commit step 40$", answer.out, re.MULTILINE)
+    assert answer.out.endswith("\n\n# Run done: finished\n\n")
+
+
+def test_logs_are_those_of_the_host_and_attempt(shown: Track, terminal: Terminal):
+    answer = terminal.relay("logs", "done")
+    assert answer.out == "attempt 1 begins at step 0\nattempt 1 finished step 40\n"
+    assert terminal.relay("logs", "done", "--attempt", "1", "--host", "0").out == answer.out
+    # Nobody drives it any more, so following it ends.
+    assert terminal.relay("logs", "done", "--follow").out == answer.out
+    assert terminal.relay("logs", "done", "--attempt", "2").sentence == "done has no attempt 2: it has 1 to 1"
+    assert "host 3 of attempt 1 of done has no log" in terminal.relay("logs", "done", "--host", "3").sentence
+
+
+def test_export_gives_plain_files(shown: Track, terminal: Terminal, tmp_path: Path):
+    answer = terminal.relay("export", "done@20", "--to", str(tmp_path / "out"))
+    arrays, about = (Path(line) for line in answer.out.splitlines())
+    assert parameters_digest(load_file(arrays), prefix="") == shown.digest("done", 20)
+    described = json.loads(about.read_text())
+    assert described["step"] == 20
+    assert described["configuration"]["config"]["name"] == "done"
+    (tmp_path / "file").write_text("")
+    refused = terminal.relay("export", "done@20", "--to", str(tmp_path / "file"))
+    assert (refused.code, "file" in refused.sentence) == (1, True)
+
+
+def test_verify_finds_a_flipped_byte(shown: Track, terminal: Terminal):
+    assert terminal.relay("fork", "done@20", "broken", "--set", "seed=1").code == 0
+    whole = terminal.relay("verify", "broken")
+    assert whole.code == 0
+    assert re.fullmatch(r"step +20 attempt +0  whole, \d+ files, \d+ bytes\n", whole.out)
+    folder = checkpoint_url(shown.directory("broken"), 20, 0)
+    shard = next(url for url in files.names(folder) if url.endswith(".safetensors"))
+    data = bytearray(files.read(shard))
+    data[-1] ^= 1
+    files.write(shard, bytes(data))
+    damaged = terminal.relay("verify", "broken")
+    assert damaged.code == 1
+    assert "DAMAGED" in damaged.out
+    assert damaged.sentence == "1 of 1 checkpoints of broken are damaged"
+    assert terminal.relay("export", "broken@20", "--to", "unused").code == 1
+
+
+def test_extend_and_fork(shown: Track, terminal: Terminal):
+    made = terminal.relay("fork", "done@40", "next", "--set", "steps=50", "--set", "variables.A=b c")
+    assert made.out == "next begins at step 40 of done; start it: python -m flows.train --resume next\n"
+    record = load_record(shown.directory("next"))
+    assert (record.config.steps, record.config.variables["A"]) == (50, "b c")
+    assert terminal.relay("extend", "next", "--steps", "60").out == (
+        "next has 60 steps now, 50 before; go on: python -m flows.train --resume next\n"
+    )
+    assert "extended       from 50 to 60 steps" in terminal.relay("show", "next").out
+    assert terminal.relay("stop", "next").out.startswith("stopped: no gang and no slice is left; ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["show", "none"], "there is no run none in gs://relay-emulated; `relay runs` lists those that are"),
+        (["show", "a/b"], "a run's name has lower-case letters, digits and dashes; found 'a/b'"),
+        (["show", ""], "a run's name has lower-case letters, digits and dashes; found ''"),
+        (["logs", "none", "--follow"], "there is no run none"),
+        (["ssh", "none"], "there is no run none"),
+        (["stop", "none"], "there is no run none"),
+        (["profile", "none"], "there is no run none"),
+        (["verify", "none"], "there is no run none"),
+        (["extend", "none", "--steps", "9"], "there is no run none"),
+        (["export", "done"], "write RUN@STEP, such as icl@500; found 'done'"),
+        (["export", "done@"], "write RUN@STEP"),
+        (["export", "@20"], "write RUN@STEP"),
+        (["export", "done@2o"], "write RUN@STEP"),
+        (["export", "done@-1"], "write RUN@STEP"),
+        (["export", "done@30"], "no checkpoint at step 30; it has: 20, 40"),
+        (["fork", "done@20", "done"], "there is a run done already; nothing was changed"),
+        (["fork", "done@20", "New"], "name: "),
+        (["fork", "done@20", "new", "--set", "seed"], "write FIELD=VALUE"),
+        (["fork", "done@20", "new", "--set", "seed=[1"], "seed"),
+        (["fork", "done@40", "new"], "begins at step 40 and would end at 40: --set steps=N"),
+        (["fork", "none@40", "new"], "there is no run none"),
+        (["extend", "done", "--steps", "40"], "done has 40 steps already; give more than that"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(terminal: Terminal, words: list[str], sentence: str):
+    answer = terminal.relay(*words)
+    assert sentence in answer.sentence
+    assert (answer.code, answer.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["show"],
+        ["extend", "done"],
+        ["extend", "done", "--steps", "0"],
+        ["dance"],
+        ["logs", "done", "--host", "-1"],
+    ],
+)
+def test_words_that_the_command_does_not_know(terminal: Terminal, words: list[str]):
+    answer = terminal.relay(*words)
+    assert answer.code == 2
+    assert "relay" in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_a_run_without_a_slice_cannot_be_entered(terminal: Terminal):
+    told = "done has no slice now: start it with `python -m flows.train --resume done`"
+    assert (terminal.relay("ssh", "done").code, terminal.relay("ssh", "done").sentence) == (1, told)
+    answer = terminal.relay("profile", "done")
+    assert (answer.code, answer.sentence) == (1, "done does not train now; `relay show done` tells more")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "sentence"),
+    [
+        ({"TPU_RELAY_PROJECT": ""}, 2, "no project: set TPU_RELAY_PROJECT"),
+        ({"TPU_RELAY_BUCKET": "my-bucket"}, 2, "TPU_RELAY_BUCKET must name a bucket such as gs://my-runs"),
+        ({"TPU_RELAY_BUCKET": "gs://not-there"}, 1, "there is no bucket gs://not-there: create it"),
+        ({"TPU_RELAY_SSH_PORT": "none"}, 2, "TPU_RELAY_SSH_PORT must be a port"),
+    ],
+)
+def test_settings_that_lead_nowhere(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], code: int, sentence: str
+):
+    for name, value in change.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    for words in (["runs"], ["show", "done"], ["export", "done@20"]):
+        answer = terminal.relay(*words)
+        assert sentence in answer.sentence
+        assert answer.code == code
+
+
+def test_a_bucket_that_does_not_answer_is_known_soon(free_port: int):
+    began = time.monotonic()
+    answer = relay_process("runs", STORAGE_EMULATOR_HOST=f"http://127.0.0.1:{free_port}")
+    assert answer.code == 1
+    assert "asking for gs://relay-emulated: the bucket refused" in answer.sentence
+    assert time.monotonic() - began < 30
+
+
+@pytest.fixture
+def free_port() -> Iterator[int]:
+    """A port at which nobody listens, held so that nobody takes it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]

@@ -1,0 +1,173 @@
+import dataclasses
+
+import pytest
+
+from tpu.runs.config import parse_run_config
+from tpu.runs.event_log import RunEvent
+from tpu.runs.record import RunRecord
+from tpu.runs.report import (
+    SegmentRow,
+    attempts_of,
+    loss_picture,
+    make_report,
+    segment_rows,
+    slice_dollars,
+    to_markdown,
+)
+
+
+def attempt(number, resume, last, verdict="preempted", reason="why", reached=None):
+    return {
+        "attempt": number, "resume": resume, "last_commit": last, "verdict": verdict, "reason": reason,
+        "reached": reached,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("attempts", "committed", "first_step", "expected"),
+    [
+        # (attempts, what ended them, committed) of each segment; segments end at 20, 40, 60.
+        ([attempt(1, None, 60, "finished")], 60, 0, [((1,), 0, True), ((1,), 0, True), ((1,), 0, True)]),
+        # Preempted in the second segment, after the first commit.
+        (
+            [attempt(1, None, 20), attempt(2, 20, 60, "finished")],
+            60,
+            0,
+            [((1,), 0, True), ((1, 2), 1, True), ((2,), 0, True)],
+        ),
+        # Preempted before the first commit, twice.
+        (
+            [attempt(1, None, None), attempt(2, None, None), attempt(3, None, 60, "finished")],
+            60,
+            0,
+            [((1, 2, 3), 2, True), ((3,), 0, True), ((3,), 0, True)],
+        ),
+        # A notice saved in the middle of a segment: both attempts trained in it.
+        (
+            [attempt(1, None, 33), attempt(2, 33, 60, "finished")],
+            60,
+            0,
+            [((1,), 0, True), ((1, 2), 1, True), ((2,), 0, True)],
+        ),
+        # The run gave up in the second segment.
+        ([attempt(1, None, 20, "user-failure")], 20, 0, [((1,), 0, True), ((1,), 1, False), ((), 0, False)]),
+        # A fork of step 20: its segments begin there.
+        ([attempt(1, 20, 60, "finished")], 60, 20, [((1,), 0, True), ((1,), 0, True)]),
+        (
+            [attempt(1, 20, None), attempt(2, 20, 60, "finished")],
+            60,
+            20,
+            [((1, 2), 1, True), ((2,), 0, True)],
+        ),
+        # Extended after it had finished at 40.
+        (
+            [attempt(1, None, 40, "finished"), attempt(2, 40, 60, "finished")],
+            60,
+            0,
+            [((1,), 0, True), ((1,), 0, True), ((2,), 0, True)],
+        ),
+        ([], 0, 0, [((), 0, False)] * 3),
+    ],
+)
+def test_which_attempt_trained_in_which_segment(attempts, committed, first_step, expected):
+    segments = [stop for stop in (20, 40, 60) if stop > first_step]
+    rows = segment_rows(segments, attempts, committed, first_step)
+    assert [(row.attempts, len(row.ends), row.committed) for row in rows] == expected
+    assert rows[0].start == first_step
+    assert [row.stop for row in rows] == segments
+
+
+def test_a_row_says_who_ended_and_why():
+    rows = segment_rows((20, 40), [attempt(1, None, 20, reason="gone"), attempt(2, 20, 40, "finished")], 40)
+    assert rows[1] == SegmentRow(2, 20, 40, (1, 2), ("1: preempted, gone",), True)
+
+
+def events(price=3.6):
+    def at(time, kind, **detail):
+        return RunEvent(time, kind, detail)
+
+    return [
+        at(0.0, "slice-intended", slice="a", price_an_hour=price),
+        at(10.0, "slice-ready", slice="a"),
+        at(11.0, "attempt-started", attempt=1, slice="a", resume=None),
+        at(110.0, "attempt-ended", attempt=1, slice="a", verdict="preempted", reason="a | b\nc", evidence=[],
+           last_commit=20, phases=[(11.0, "step")], ended=110.0, waste_from=100.0),
+        at(110.0, "slice-deleted", slice="a"),
+        at(111.0, "slice-intended", slice="b", price_an_hour=price),
+        at(112.0, "attempt-ended", attempt=None, slice="b", verdict="preempted", reason="", evidence=[],
+           last_commit=None, phases=[], ended=112.0, waste_from=None),
+        at(120.0, "slice-ready", slice="b"),
+        at(121.0, "attempt-started", attempt=2, slice="b", resume=20),
+        at(170.0, "attempt-ended", attempt=2, slice="b", verdict="finished", reason="", evidence=[],
+           last_commit=40, phases=[(121.0, "step")], ended=170.0, waste_from=None),
+    ]  # fmt: skip
+
+
+def test_a_slice_costs_from_ready_to_gone():
+    assert slice_dollars(events(), until=220.0) == pytest.approx((100 + 100) / 1000)
+    assert slice_dollars(events(None), until=220.0) is None
+    # One that never was ready costs nothing, whatever its price.
+    assert slice_dollars([events(None)[0]], until=220.0) == 0
+
+
+def test_what_ended_before_it_had_a_gang_is_no_attempt():
+    assert [one["attempt"] for one in attempts_of(events())] == [1, 2]
+    assert attempts_of(events())[1]["resume"] == 20
+
+
+def record(**values) -> RunRecord:
+    config = parse_run_config(
+        {"name": "r", "training": {"workload": {"kind": "icl"}}, "steps": 40, "checkpoints": {"every": 20}}
+    )
+    return dataclasses.replace(
+        RunRecord(config, None, {"source": "tree", "sha256": "ab" * 32}, 0.0), **values
+    )
+
+
+def report_of(made=None, failure=None, losses=(), evaluations=None):
+    return make_report(
+        made or record(), events(), 40, "cd" * 32, evaluations or {}, losses, failure, 200.0, mixed=False
+    )
+
+
+def test_the_report_in_markdown():
+    evaluations = {20: {"step": 20, "icl": {"model": 0.5}}, 40: {"step": 40, "icl": {"model": 0.25}}}
+    text = to_markdown(report_of(evaluations=evaluations), "loss.png")
+    assert text.startswith("# Run r: finished\n")
+    assert f"| parameters (sha256) | `{'cd' * 32}` |" in text
+    assert "| 1 | 0–20 | 1 | done |" in text
+    assert r"| 2 | 20–40 | 1, 2 | attempt 1: preempted, a \| b c |" in text
+    assert "| | step 20 | step 40 |" in text
+    assert "| icl: model | 0.5 | 0.25 |" in text
+    assert "![loss by step](loss.png)" in text
+    assert "| **wall time** | **200.0** | |" in text
+    assert "forked" not in text
+    assert "extended" not in text
+
+
+def test_seconds_sum_to_the_wall_time_and_goodput_leaves_waste_out():
+    report = report_of()
+    assert sum(report.seconds.values()) == pytest.approx(200.0)
+    assert report.seconds["wasted"] == pytest.approx(10.0)
+    assert report.goodput == pytest.approx((89 + 49) / 200)
+
+
+def test_a_fork_and_an_extension_name_where_they_come_from():
+    parent = {"run": "older", "step": 20, "hash": "ef" * 32}
+    text = to_markdown(report_of(record(parent=parent, extensions=((30, 40),))), None)
+    assert "| forked from | older at step 20 |" in text
+    assert "| extended | from 30 to 40 steps |" in text
+    assert "| 1 | 20–" in text
+    assert "Loss" not in text
+
+
+def test_a_failure_is_the_headline_in_one_line():
+    text = to_markdown(report_of(failure="failed: user failure, RuntimeError\nTraceback"), None)
+    assert text.splitlines()[0] == "# Run r: failed: user failure, RuntimeError"
+
+
+def test_the_picture_is_a_png_if_anything_was_logged():
+    assert loss_picture(report_of()) is None
+    picture = loss_picture(report_of(losses=[(1, 2.0), (2, 1.0)]))
+    assert picture is not None
+    assert picture.startswith(b"\x89PNG")
