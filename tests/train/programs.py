@@ -10,7 +10,7 @@ import numpy as np
 
 from tpu.train.mesh import place, replicated, slice_mesh, state_shardings
 from tpu.train.settings import Training
-from tpu.train.step import call_arguments, initial_state, make_program
+from tpu.train.step import call_arguments, initial_state, lower_program
 from tpu.train.workloads import Configuration, make_workload
 
 TINY_ICL: dict[str, Any] = {
@@ -48,8 +48,7 @@ class LocalRun:
         workload = make_workload(Configuration(training, None))
         mesh = slice_mesh()
         state, data = initial_state(training, workload), workload.load_data()
-        program = make_program(training, workload, mesh, state, data)
-        compiled = program.lower(state, data, *call_arguments(0, 0, 1)).compile()
+        compiled = lower_program(training, workload, mesh, state, data).compile()
         shardings = state_shardings(mesh, state, training.shard_parameters)
         return cls(training, compiled, shardings, place(data, replicated(mesh)), state)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.train.programs import LocalRun, same_bits, tiny_icl
 from tpu.train.mesh import slice_mesh
-from tpu.train.step import initial_state, make_program
+from tpu.train.step import initial_state, lower_program
 from tpu.train.workloads import Configuration, make_workload
 
 
@@ -76,7 +76,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
     training = training.model_copy(update={"workload": training.workload.model_copy(update={"batch": 6})})
     workload = make_workload(Configuration(training, None))
     with pytest.raises(ValueError, match="a batch of 6 cannot be dealt out evenly to 4 devices"):
-        make_program(
+        lower_program(
             training, workload, slice_mesh(), initial_state(training, workload), workload.load_data()
         )
 

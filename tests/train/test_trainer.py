@@ -116,6 +116,15 @@ def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_
     assert entries == [2, 2]
 
 
+def test_two_processes_that_share_parameters_save_and_restore_them(by_hand):
+    run = by_hand("pair-sharded", TINY_ICL | {"shard_parameters": True}, 5, [5], processes=2, devices=2)
+    assert run.start().exit_codes() == [0, 0], run.started[0].output()
+    run.last_step = 10
+    longer = run.start()
+    assert longer.exit_codes() == [0, 0], longer.output()
+    assert [e["step"] for e in longer.events() if e["event"] in ("restored", "done")] == [5, 10]
+
+
 def test_changed_text_stops_the_trainer_with_a_sentence(by_hand, tmp_path):
     text = tmp_path / "text"
     text.write_text("to be or not to be " * 50)

@@ -19,7 +19,7 @@ from tpu.train.profile import REQUEST, Profiler
 
 if TYPE_CHECKING:
     from tpu.train.settings import Training
-    from tpu.train.step import CallResult
+    from tpu.train.step import CallResult, Program
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
     # Here and not above: these import JAX, and the contract begins to fetch before that.
     from tpu.train.compile_cache import every_process_writes, use_cache
     from tpu.train.mesh import place, replicated, slice_mesh, state_shardings
-    from tpu.train.step import call_arguments, initial_state, make_program
+    from tpu.train.step import initial_state, lower_program
     from tpu.train.workloads import Configuration, make_workload
 
     configuration = Configuration.from_values(seg.config)
@@ -50,21 +50,25 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
     with seg.phase("compile"):
         fetching.wait(FETCH_DEADLINE_S)
         use_cache(cache)
-        lowered = make_program(training, workload, mesh, state, data).lower(
-            state, data, *call_arguments(0, 0, 1)
-        )
+        lowered = lower_program(training, workload, mesh, state, data)
         with every_process_writes():
             program = lowered.compile()
     publishing = Background("keeping compiled programs", cache.publish)
 
     shardings = state_shardings(mesh, state, training.shard_parameters)
     state, data = place(seg.restore(state), shardings), place(data, replicated(mesh))
-    print(
-        f"step {seg.step} of {seg.last_step}, {mesh.size} devices in {seg.num_processes} processes",
-        flush=True,
-    )
+    _say(f"at step {seg.step} of {seg.last_step}, on {mesh.size} devices of {seg.num_processes} hosts")
+    _follow(seg, training, program, state, data)
+    publishing.wait(PUBLISH_DEADLINE_S)
+    cache.close()
+
+
+def _follow(seg: segment.Segment, training: Training, program: Program, state: Any, data: Any) -> None:
+    """Train from the step that the state stands for to the last one."""
+    from tpu.train.step import call_arguments
+
     profiler = _profiler(seg)
-    before: Any = None
+    before: CallResult | None = None
     for step, count in seg.calls(training.steps_per_call):
         profiler.before_call(step)
         state, result = program(state, data, *call_arguments(training.seed, step, count))
@@ -75,8 +79,6 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
             before.loss.block_until_ready()
         before = result
         seg.checkpoint(step + count, state)
-    publishing.wait(PUBLISH_DEADLINE_S)
-    cache.close()
 
 
 def _log(seg: segment.Segment, training: Training, step: int, count: int, result: CallResult) -> None:

@@ -51,8 +51,10 @@ def initial_state(training: Training, workload: Workload) -> State:
     return {"params": model, "optimizer": optimizer.initial_state(training.optimizer, model)}
 
 
-def make_program(training: Training, workload: Workload, mesh: Mesh, state: Any, data: Any) -> Any:
-    """The jitted program (not yet compiled), for a state and data of these shapes on this mesh.
+def lower_program(
+    training: Training, workload: Workload, mesh: Mesh, state: Any, data: Any
+) -> jax.stages.Lowered:
+    """The program, traced for a state and data of these shapes on this mesh; `.compile()` gives a `Program`.
 
     Raises ValueError if the batch cannot be dealt out to the devices.
     """
@@ -83,12 +85,15 @@ def make_program(training: Training, workload: Workload, mesh: Mesh, state: Any,
 
         return jax.lax.fori_loop(0, count, body, (state, empty))
 
-    return jax.jit(
+    program = jax.jit(
         train_call,
         donate_argnums=0,
         in_shardings=(where, jax.tree.map(lambda _: on_all, data), on_all, on_all, on_all),
         out_shardings=(where, on_all),
     )
+    # Shapes and not the arrays themselves: of several processes none has a whole sharded one.
+    state, data = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype), (state, data))
+    return program.lower(state, data, *call_arguments(0, 0, 1))
 
 
 def _loss_and_gradients(training: Training, workload: Workload, mesh: Mesh, where: Any) -> Callable[..., Any]:
