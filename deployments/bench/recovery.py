@@ -1,0 +1,135 @@
+"""From the death of a host to the first new step, beside the bare minimum.
+
+Ours: a run is training on a spot v4-8; its host is killed (SIGKILL of every process on it, the cloud goes on saying
+READY), and the flow finds out, replaces the slice and goes on from the newest commit. Provisioning takes no time of
+its own. Bare: the same trainer is started by hand over SSH on a fresh host with the code there and its programs
+compiled, and resumes from the same checkpoint: start, imports, restore, first step.
+
+Both in turns, on an otherwise idle machine; figures are medians, in seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from deployments.bench import by_hand
+from deployments.bench.lab import BenchFailed, Lab, machine, median, open_lab, parser, say, tell, until
+from deployments.bench.timeline import recovery_parts, start_parts
+from tpu.runs.config import RunConfig, load_run_config
+from tpu.runs.event_log import load_events
+from tpu.runtime.metrics import read_events
+
+GOAL = 1.5
+CONFIG = Path("deployments/runs/icl.yaml")
+WAIT_S = 120.0
+
+Parts = dict[str, float]
+
+
+def main() -> None:
+    arguments = parser("recovery", __doc__)
+    arguments.add_argument("--repetitions", type=int, help="pairs of measurements (default 7, short 1)")
+    chosen = arguments.parse_args()
+    repetitions = chosen.repetitions or (1 if chosen.short else 7)
+    about = machine()
+    ours: list[Parts] = []
+    bare: list[Parts] = []
+    say("starting the Prefect server and the emulated Cloud TPU")
+    with open_lab(hosts_alone=False) as lab:
+        warm_up(lab)
+        for number in range(1, repetitions + 1):
+            config = configuration(f"recovery-{number}")
+            ours.append(recover(lab, config))
+            say(f"{number} of {repetitions}: recovery {total(ours[-1])}")
+            bare.append(start_by_hand(lab, config))
+            say(f"{number} of {repetitions}: by hand  {total(bare[-1])}")
+    seconds, limit = medians(ours), medians(bare)
+    tell(
+        {
+            "bench": "recovery",
+            "ratio": round(seconds["total"] / limit["total"], 3),
+            "goal": GOAL,
+            "recovery_s": seconds,
+            "bare_s": limit,
+            "each_recovery_s": [round(sum(parts.values()), 3) for parts in ours],
+            "each_bare_s": [round(sum(parts.values()), 3) for parts in bare],
+            "repetitions": repetitions,
+            "machine": about,
+        }
+    )
+
+
+def configuration(name: str) -> RunConfig:
+    """The demo's training with a border every 5 s or so; more steps than are ever done."""
+    return load_run_config(
+        CONFIG, {"name": name, "steps": 20000, "checkpoints.every": 400, "evaluate": "never"}
+    )
+
+
+def warm_up(lab: Lab) -> None:
+    """Train up to a commit once, so that the bucket has the compiled program, as it has after the first attempt."""
+    config = configuration("recovery-warm-up")
+    with lab.flow(config) as flow:
+        until(lambda: lab.fence(config.name).newest() is not None, "the first commit", flow, WAIT_S)
+
+
+def recover(lab: Lab, config: RunConfig) -> Parts:
+    """Train to the first commit and a little on, kill the host, and wait for a commit of the next attempt."""
+    with lab.flow(config) as flow:
+        until(lambda: lab.fence(config.name).newest() is not None, "the first commit", flow, WAIT_S)
+        time.sleep(1.0)  # into the next segment
+        (node,) = [node["node"] for node in lab.emulator.nodes() if node["state"] == "READY"]
+        killed = time.time()
+        lab.emulator.kill_host(node)
+        until(
+            lambda: (newest := lab.fence(config.name).newest()) is not None and newest.attempt == 2,
+            "a commit of the second attempt", flow, WAIT_S,
+        )  # fmt: skip
+    run_dir = lab.run_dir(config.name)
+    trainer = [event for attempt, event in read_records_of(run_dir) if attempt == 2]
+    return recovery_parts(killed, load_events(run_dir), trainer)
+
+
+def read_records_of(run_dir: str) -> list[tuple[int, dict[str, object]]]:
+    """Events of all attempts; steps are kept apart from them in the bucket, and are put back by their time."""
+    from tpu.runtime.metrics import read_records
+
+    records = [
+        (attempt, record if "event" in record else {"event": "step", **record})
+        for attempt, record in read_records(run_dir)
+    ]
+    return sorted(records, key=lambda one: (one[0], float(str(one[1]["t"]))))
+
+
+def start_by_hand(lab: Lab, config: RunConfig) -> Parts:
+    """Start the trainer on a fresh host, for the run that has just been left: it restores the same kind of commit."""
+    return asyncio.run(_start_by_hand(lab, config))
+
+
+async def _start_by_hand(lab: Lab, config: RunConfig) -> Parts:
+    connection = lab.connection
+    async with by_hand.bare_slice(connection, config, f"by-hand-{config.name}") as bare:
+        await by_hand.bring_compiled_programs(bare, connection.bucket)
+        began, events = await by_hand.train(bare, config, lab.run_dir(config.name), until_event="step")
+    return start_parts(began, events)
+
+
+def total(parts: Parts) -> str:
+    listed = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items())
+    return f"{sum(parts.values()):.2f} s: {listed}"
+
+
+def medians(measured: list[Parts]) -> Parts:
+    """Median of each part, and of the totals (which is not the sum of the medians)."""
+    parts = {name: median([one[name] for one in measured]) for name in measured[0]}
+    return {"total": median([sum(one.values()) for one in measured]), **parts}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BenchFailed as error:
+        sys.exit(str(error))
