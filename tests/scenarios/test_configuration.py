@@ -1,0 +1,162 @@
+"""What is refused before anything is made, and what the cloud refuses: one clear error, and nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flows.arguments import train_from_terminal
+from flows.train import train
+from tests.scenarios.conftest import Lab
+from tests.scenarios.prefect_record import flow_runs
+from tests.scenarios.terminal import said
+from tpu.checkpoint import files
+from tpu.cloud import CloudError, ErrorKind
+from tpu.runs.config import RunConfig
+from tpu.runs.driver import AttemptEnded
+
+GOOD = "name: wrong\ncommand: python train.py\nsteps: 10\n"
+# Nobody listens there: whatever is called fails loudly.
+NOBODY = {
+    "TPU_RELAY_API_ENDPOINT": "127.0.0.1:9",
+    "STORAGE_EMULATOR_HOST": "http://127.0.0.1:9",
+    "PREFECT_API_URL": "http://127.0.0.1:9/api",
+}
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    file = tmp_path / "good.yaml"
+    file.write_text(GOOD)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path: Path, good: Path) -> Path:
+    """Files that are wrong in one way each, beside a good one."""
+    for name, content in {
+        "binary": b"\xff\xfe\x00",
+        "broken": b"name: [\n",
+        "list": b"- 1\n",
+        "empty": b"",
+        "field": GOOD.encode() + b"stepz: 3\n",
+        "two": GOOD.encode() + b"seed: -1\nslice: {accelerator_type: v4-9}\n",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_bytes(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("", "give a configuration file"),
+        ("missing.yaml", "cannot read missing.yaml"),
+        (".", "cannot read ."),
+        ("binary.yaml", "is not a text file"),
+        ("broken.yaml", "is not YAML"),
+        ("list.yaml", "is a mapping of fields"),
+        ("empty.yaml --set name=x", "is a mapping of fields"),
+        ("field.yaml", "stepz: there is no such field"),
+        ("two.yaml", "slice.accelerator_type"),
+        ("good.yaml --set steps", "write FIELD=VALUE"),
+        ("good.yaml --set steps=[", "steps: the value is not YAML"),
+        ("good.yaml --set steps=0", "steps: Input should be greater than or equal to 1 (found 0)"),
+        ("good.yaml --resume wrong", "give a configuration file"),
+        ("--resume wrong --set steps=5", "relay fork wrong@STEP"),
+        ("good.yaml --no-such-option", "unrecognized arguments"),
+    ],
+)
+def test_wrong_arguments_are_one_clear_error_and_exit_code_2(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    words: str,
+):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["flows.train", *arguments.split()])
+    for name, value in (NOBODY | {"TPU_RELAY_PROJECT": "p", "TPU_RELAY_BUCKET": "gs://b"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        train_from_terminal(train)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+async def test_a_process_without_arguments_or_with_a_wrong_file_ends_with_2_and_no_traceback(folder: Path):
+    for arguments, words in (
+        ((), "give a configuration file"),
+        ((str(folder / "field.yaml"),), "no such field"),
+    ):
+        code, output = await said(folder, *arguments, environment=NOBODY)
+        assert (code, "Traceback" in output, words in output) == (2, False, True), output
+
+
+async def test_missing_addresses_are_one_clear_error(tmp_path: Path, good: Path):
+    environment = NOBODY | {"TPU_RELAY_PROJECT": "", "GOOGLE_CLOUD_PROJECT": "", "TPU_RELAY_BUCKET": ""}
+    code, output = await said(tmp_path, str(good), environment=environment)
+    assert (code, "Traceback" in output) == (2, False), output
+    assert "TPU_RELAY_PROJECT" in output
+
+
+async def test_a_dry_run_says_what_would_be_made_and_calls_nothing(tmp_path: Path, good: Path):
+    code, output = await said(
+        tmp_path, str(good), "--dry-run", "--set", "slice.price_an_hour=12.88", "--name", "other",
+        environment=NOBODY | {"TPU_RELAY_PROJECT": "", "TPU_RELAY_BUCKET": ""},
+    )  # fmt: skip
+    assert code == 0, output
+    for words in ("run        other: python train.py, 10 steps", "spot v4-8 in us-central2-b: 4 chips, 1 host",
+                  "$12.88 an hour", "nothing was made"):  # fmt: skip
+        assert words in output
+
+
+async def test_V1_a_stockout_that_ends_costs_no_budget(lab: Lab):
+    budget = {"infrastructure": 0, "preemption": 0, "user_failure": 0}
+    run = lab.numpy_run("stockout", steps=10, every=10, budget=budget)
+    lab.emulator.stockout("us-central2-b", "v4-8")
+    async with lab.training(run) as task:
+        await lab.until(lambda: len(lab.events(run.name, "provision-failed")) >= 2, "two refusals", task)
+        lab.emulator.stockout("us-central2-b", "v4-8", on=False)
+    assert lab.verdicts(run.name) == ["finished"]
+    assert "no more capacity" in lab.events(run.name, "provision-failed")[0].detail["reason"]
+    lab.assert_as_undisturbed(run)
+
+
+async def refused_once(lab: Lab, run: RunConfig, kind: ErrorKind) -> str:
+    """The run fails by one refusal of the cloud, which is not asked again; returns what was said."""
+    with pytest.raises(CloudError) as refused:
+        await lab.train(run)
+    assert refused.value.kind is kind
+    assert len(lab.events(run.name, "provision-failed")) == 1
+    (flow_run,) = await flow_runs(run.name)
+    assert flow_run.state is not None
+    assert flow_run.state.is_failed()
+    return str(refused.value)
+
+
+async def test_V2_no_quota_is_one_error_and_nothing_is_left(lab: Lab):
+    lab.emulator.set_quota("us-central2-b", "v4-8", 0)
+    said = await refused_once(lab, lab.numpy_run("no-quota"), ErrorKind.NO_QUOTA)
+    assert "Quota limit" in said
+    assert "Limit: 0" in said
+
+
+async def test_V11_a_type_that_the_zone_does_not_have_is_one_error_and_nothing_is_left(lab: Lab):
+    said = await refused_once(
+        lab, lab.numpy_run("not-offered", slice={"zone": "us-east5-b"}), ErrorKind.NOT_OFFERED
+    )
+    assert "v4-8" in said
+    assert "us-east5-b" in said
+
+
+async def test_requirements_that_are_not_there_or_cannot_be_had_name_the_file(lab: Lab, program_folder: Path):
+    (program_folder / "bad.txt").write_text("./no-such-wheel-1.0-py3-none-any.whl\n")
+    for name, path, words in (
+        ("no-file", "nowhere.txt", "nowhere.txt"),
+        ("no-wheel", "bad.txt", "no-such-wheel"),
+    ):
+        run = lab.numpy_run(name, environment={"requirements": path}, budget={"user_failure": 0})
+        with pytest.raises((AttemptEnded, ValueError), match=words):
+            await lab.train(run)
+    assert files.names(f"{lab.directory('no-file')}/checkpoints") == []

@@ -1,0 +1,163 @@
+"""O keys through the whole flow: a flow that dies or is stopped, its log, secrets, and the user's own failures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.conftest import Lab
+from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
+from tests.scenarios.terminal import said, started
+from tpu.checkpoint import files
+from tpu.runs.config import RunConfig
+from tpu.runs.driver import AttemptEnded
+
+
+def configuration(folder: Path, run: RunConfig) -> str:
+    file = folder / f"{run.name}.yaml"
+    file.write_text(run.model_dump_json())  # JSON is YAML
+    return str(file)
+
+
+@pytest.mark.parametrize("gang", ["still trains", "has ended meanwhile"])
+async def test_O1_a_killed_flow_is_started_again_and_takes_the_gang_up(lab: Lab, tmp_path: Path, gang: str):
+    run = lab.numpy_run("taken-up", steps=40, every=10, step_s=0.25 if gang == "still trains" else 0.05)
+    file = configuration(tmp_path, run)
+    async with started(tmp_path, file) as flow:
+        await lab.until_step(run.name, 10)
+        flow.signal(signal.SIGKILL)
+        await flow.exit_code()
+    assert lab.ready_nodes(), "nobody is there to delete the slice, and the gang trains on"
+    if gang == "has ended meanwhile":
+        await lab.until_step(run.name, run.steps)
+    code, output = await said(tmp_path, file)
+    assert code == 0, output
+    assert "taking up attempt 1" in output
+    assert [event.detail["attempt"] for event in lab.events(run.name, "attempt-started")] == [1]
+    assert lab.verdicts(run.name) == ["finished"]
+    lab.assert_as_undisturbed(run)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)],
+    ids=["INT-TERM", "TERM-INT"],
+)
+async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
+    lab: Lab, tmp_path: Path, first: signal.Signals, second: signal.Signals
+):
+    run = lab.numpy_run("stopped", steps=60, every=20, step_s=0.1)
+    file = configuration(tmp_path, run)
+    lab.emulator.set_delay(60)
+    async with started(tmp_path, file) as flow:
+        await lab.until(lab.emulator.nodes, "a node in creation")
+        flow.signal(first)
+        assert await flow.exit_code() == 128 + first, flow.output
+    lab.assert_nothing_left()
+    assert lab.verdicts(run.name) == []
+
+    lab.emulator.set_delay(0)
+    async with started(tmp_path, file) as flow:
+        await lab.until_step(run.name, 20)
+        flow.signal(second)
+        assert await flow.exit_code() == 128 + second, flow.output
+    lab.assert_nothing_left()
+    assert lab.verdicts(run.name) == ["cancelled"]
+    stopped_at = lab.newest_step(run.name)
+    assert not lab.fence(run.name).open
+
+    if first == signal.SIGINT:
+        assert (await said(tmp_path, file))[0] == 0
+        assert lab.verdicts(run.name) == ["cancelled", "finished"]
+        assert lab.events(run.name, "attempt-ended")[-1].detail["resume"] == stopped_at
+        lab.assert_as_undisturbed(run)
+
+
+TALKS = "import os; [print('word', i) for i in range(300)]; print('last words', flush=True); os._exit(3)"
+
+
+async def test_O6_the_last_lines_before_an_exit_are_in_the_prefect_log(lab: Lab):
+    run = lab.numpy_run("last-words", command=[sys.executable, "-c", TALKS], contract=False, steps=1,
+                        budget={"user_failure": 0})  # fmt: skip
+    with pytest.raises(AttemptEnded, match=r"exit code 3.*last words"):
+        await lab.train(run)
+    log = await log_with(run.name, "w0 | last words")
+    assert [line for line in log.splitlines() if "| word" in line] == [f"w0 | word {i}" for i in range(300)]
+
+
+LEAKS = """
+import json, os, runpy, sys
+token, password = os.environ["API_TOKEN"], os.environ["PASSWORD"]
+print("token", token, "and", password)
+print(json.dumps(dict(os.environ)), file=sys.stderr)
+sys.stdout.write("x" * 9000 + token + "\\n")
+if os.environ["RELAY_ATTEMPT"] == "1":
+    raise ValueError("cannot log in with " + password)
+runpy.run_module("tests.trainers.numpy_trainer", run_name="__main__")
+"""
+
+
+async def test_O7_a_secret_is_seen_by_the_program_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    from prefect.blocks.system import Secret
+
+    secrets = ("hf_5ecret/t0ken+value==", 'pass"word \\ with $signs')
+    monkeypatch.setenv("MY_TOKEN", secrets[0])
+    await Secret(value=secrets[1]).save("o7-password", overwrite=True)  # type: ignore[misc]
+    run = lab.numpy_run("secretive", steps=20, command=[sys.executable, "-c", LEAKS], step_s=0.1,
+                        secrets={"API_TOKEN": "env:MY_TOKEN", "PASSWORD": "block:o7-password"})  # fmt: skip
+    seen: dict[str, str] = {}
+    async with lab.training(run) as task:
+        await lab.until(lambda: len(lab.events(run.name, "attempt-started")) > 1, "the second attempt", task)
+        while not task.done():
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    seen[f"command line {path}"] = path.read_bytes().decode(errors="replace")
+                except OSError:
+                    continue
+            seen["cloud"] = json.dumps(lab.emulator.status())
+            await asyncio.sleep(0.05)
+    assert lab.verdicts(run.name) == ["user failure", "finished"]
+    seen["prefect log"] = await log_with(run.name, "w0 | token", "Finished in state Completed")
+    for flow_run in await flow_runs(run.name):
+        seen[f"flow run {flow_run.id}"] = flow_run.model_dump_json()
+    seen |= {f"artifact {found.key}": found.model_dump_json() for found in await artifacts()}
+    for path in files.filesystem().find(lab.emulator.env["TPU_RELAY_BUCKET"]):
+        seen[path] = files.read(f"gs://{path}").decode(errors="replace")
+    assert any("logs/2/" in url for url in seen)
+    for where, text in seen.items():
+        for secret in secrets:
+            for form in (secret, json.dumps(secret)[1:-1]):
+                assert form not in text, f"a secret is in {where}"
+
+
+async def test_O7_a_secret_that_is_not_there_stops_the_run_before_anything_is_made(lab: Lab):
+    for source, words in (
+        ("env:NOT_SET", "the variable NOT_SET is not set"),
+        ("block:no-such", "no Prefect Secret block"),
+    ):
+        with pytest.raises(LookupError, match=words):
+            await lab.train(lab.numpy_run("no-secret", secrets={"TOKEN": source}))
+    assert files.names(lab.directory("no-secret")) == []
+
+
+async def test_O8_the_users_exception_costs_the_failure_budget_and_then_the_run(lab: Lab):
+    run = lab.numpy_run("raises", variables={"NUMPY_FAIL": "exception@25"})
+    with pytest.raises(
+        AttemptEnded, match=r"failed on demand at step 25.*3 times user failure, and the budget"
+    ):
+        await lab.train(run)
+    assert lab.verdicts(run.name) == ["user failure"] * 3
+    assert lab.newest_step(run.name) == 20
+    # The slice is well, so the tries share it.
+    assert len(lab.events(run.name, "slice-intended")) == 1
+    log = await log_with(run.name, "Finished in state Failed")
+    assert log.count("w0 | Traceback (most recent call last)") == 3
+    assert log.count("w0 | RuntimeError: the user's code failed on demand at step 25") == 3
+    (flow_run,) = await flow_runs(run.name)
+    assert flow_run.state is not None
+    assert flow_run.state.is_failed()
