@@ -60,9 +60,9 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
                 f"a run keeps its configuration, so --resume takes no {', '.join(changes)}; "
                 f"for other settings: relay fork {arguments.resume}@STEP NEW-NAME --set FIELD=VALUE"
             )
+        run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
         if not arguments.dry_run:
             Connection.from_environment()  # refused here, before a flow run is made
-        run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
     except (RunConfigError, RunNotFound, ConnectionSettingsError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:

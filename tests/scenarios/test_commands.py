@@ -46,15 +46,16 @@ def printed(lab: Lab, name: str, attempt: int) -> str:
 
 
 def environment_of(lab: Lab, name: str, attempt: int) -> dict[str, str]:
-    """What the program saw, without what tells one emulated machine from another: home, addresses, ports, names."""
+    """What the program saw, without what tells one emulated machine from another: home, addresses, names."""
     found = re.search("ENVIRONMENT (.*)", printed(lab, name, attempt))
     assert found, printed(lab, name, attempt)
     variables: dict[str, str] = json.loads(found[1])
-    home = variables["HOME"]
-    machine = re.compile(
-        r"127\.\d+\.\d+\.\d+(:\d+)?" + "|" + re.escape(home) + r"|relay-" + name + r"-\d-\w+"
-    )
-    return {key: machine.sub("*", value) for key, value in variables.items() if not key.startswith("SSH_")}
+    machine = re.compile(rf"127\.\d+\.\d+\.\d+(:\d+)?|{re.escape(variables['HOME'])}|relay-{name}-\d-\w+")
+    return {
+        key: machine.sub("*", value)
+        for key, value in variables.items()
+        if key != "TMPDIR" and not key.startswith(("SSH_", "TPU_EMULATOR_"))
+    }
 
 
 async def test_any_command_has_the_same_environment_after_a_preemption_and_resumes_by_its_own_means(
@@ -77,7 +78,8 @@ async def test_any_command_has_the_same_environment_after_a_preemption_and_resum
     different = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
     # The attempt, its rendezvous port, and where its own files lie.
     assert different == {
-        "RELAY_ATTEMPT", "RELAY_ATTEMPT_DIR", "RELAY_CONFIG", "RELAY_EVENTS", "JAX_COORDINATOR_PORT",
+        "RELAY_ATTEMPT", "RELAY_ATTEMPT_ID", "RELAY_ATTEMPT_DIR",
+        "RELAY_CONFIG", "RELAY_EVENTS", "JAX_COORDINATOR_PORT",
     }  # fmt: skip
 
 
