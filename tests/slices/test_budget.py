@@ -70,8 +70,14 @@ def test_waiting_never_shrinks_in_a_row_and_has_an_end(history: list[VerdictKind
 
 
 def test_waiting_doubles_and_starts_again_after_something_else() -> None:
-    waits = [back_off_s([K.INFRASTRUCTURE] * n) for n in range(0, 5)]
+    waits = [back_off_s([K.USER_FAILURE] * n) for n in range(0, 5)]
     assert waits == [0, 1, 2, 4, 8]
-    assert back_off_s([K.INFRASTRUCTURE, K.INFRASTRUCTURE, K.PREEMPTED, K.INFRASTRUCTURE]) == 1
+    assert back_off_s([K.USER_FAILURE, K.USER_FAILURE, K.PREEMPTED, K.USER_FAILURE]) == 1
     assert back_off_s([K.PREEMPTED] * 2000) == 0
     assert back_off_s([K.INFRASTRUCTURE] * 2000) == 300
+
+
+def test_a_single_lost_host_is_replaced_at_once() -> None:
+    waits = [back_off_s([K.INFRASTRUCTURE] * n) for n in range(1, 5)]
+    assert waits == [0, 1, 2, 4]
+    assert back_off_s([K.INFRASTRUCTURE, K.INFRASTRUCTURE, K.PREEMPTED, K.INFRASTRUCTURE]) == 0

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from tpu.slices.verdict import VerdictKind
 
 # Seconds before the next attempt: (first, longest). It doubles with each verdict of the kind in a row.
-# After a preemption nothing is gained by waiting: whether a zone has capacity is provisioning's business.
+# After a preemption nothing is gained by waiting: whether a zone has capacity is provisioning's business. Nor is
+# there after one failed host or slice, which chance explains; the second in a row may be a pattern.
 _BACK_OFF_S: Mapping[VerdictKind, tuple[float, float]] = {
     VerdictKind.PREEMPTED: (0.0, 0.0),
     VerdictKind.INFRASTRUCTURE: (1.0, 300.0),
@@ -93,5 +94,9 @@ def back_off_s(verdicts: Sequence[VerdictKind]) -> float:
         return 0.0
     first, longest = _BACK_OFF_S.get(verdicts[-1], (0.0, 0.0))
     in_a_row = sum(1 for _ in itertools.takewhile(lambda kind: kind is verdicts[-1], reversed(verdicts)))
+    if verdicts[-1] is VerdictKind.INFRASTRUCTURE:
+        in_a_row -= 1
+    if in_a_row == 0:
+        return 0.0
     # The exponent is bounded: 2.0**1024 overflows, and a run may see more preemptions than that.
     return min(longest, first * 2.0 ** min(in_a_row - 1, 32))
