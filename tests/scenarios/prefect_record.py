@@ -28,6 +28,13 @@ async def flow_runs(name: str) -> list[FlowRun]:
     return sorted(found, key=lambda run: run.created)  # type: ignore[arg-type, return-value]
 
 
+async def task_run_names(name: str) -> set[str]:
+    """Names of the task runs of all flow runs called `name`."""
+    async with get_client() as client:
+        where = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        return {run.name for run in await client.read_task_runs(flow_run_filter=where, limit=PAGE)}
+
+
 async def log_of(name: str) -> str:
     """The whole log of all flow runs called `name`, a line a message."""
     lines: list[str] = []
