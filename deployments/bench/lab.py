@@ -24,7 +24,7 @@ from tpu.emulator.processes import marked_processes
 from tpu.runs.config import RunConfig
 from tpu.runs.record import run_directory
 
-FOLDER = Path(".relay/bench")
+FOLDER = Path(".relay/bench").absolute()
 # Beyond this load of the machine figures are told, but not to be trusted.
 QUIET_LOAD = 1.0
 
@@ -57,11 +57,14 @@ class Lab:
         Raises:
             BenchFailed: it ended by a failure.
         """
-        file, log = FOLDER / f"{config.name}.yaml", FOLDER / f"{config.name}.log"
+        file, log = (FOLDER / f"{config.name}.{ending}" for ending in ("yaml", "log"))
+        # The built-in trainer needs no source but ours, so the program's own working tree is an empty folder.
+        program = FOLDER / "program"
+        program.mkdir(exist_ok=True)
         file.write_text(config.model_dump_json())  # JSON is YAML
         with log.open("wb") as output:
             flow = subprocess.Popen(
-                [sys.executable, "-m", "flows.train", str(file)], env=self.environment,
+                [sys.executable, "-m", "flows.train", str(file)], env=self.environment, cwd=program,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
         try:

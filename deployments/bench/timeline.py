@@ -27,11 +27,15 @@ def border_seconds(events: Sequence[Event]) -> list[float]:
 
 
 def start_parts(began: float, events: Sequence[Event]) -> dict[str, float]:
-    """Seconds from `began` to the first new step of a trainer: start, restore, compile, first step."""
+    """Seconds from `began` to the first new step of a trainer, in parts.
+
+    `launch` is all up to the program's own first sign, `start` its imports and the making of its state.
+    """
     first = next(event["t"] for event in events if event["event"] == "step")
     seconds = phase_seconds(events, first)
     return {
-        "start": events[0]["t"] - began + seconds.get("start", 0.0),
+        "launch": events[0]["t"] - began,
+        "start": seconds.get("start", 0.0),
         "restore": seconds.get("restore", 0.0),
         "compile": seconds.get("compile", 0.0),
         "first step": seconds.get("step", 0.0),
@@ -41,8 +45,9 @@ def start_parts(began: float, events: Sequence[Event]) -> dict[str, float]:
 def recovery_parts(killed: float, run: Iterable[RunEvent], trainer: Sequence[Event]) -> dict[str, float]:
     """Seconds from a host's death to the first new step, in parts that sum to it.
 
-    `run` are the run's own events, `trainer` those of the second attempt's trainer. Provisioning is all between the
-    verdict and the ready slice: closing the attempt, deletion of the lost slice, the task's retry, creation.
+    `run` are the run's own events, `trainer` those of the second attempt's trainer. `delete` is closing the attempt and the
+    deletion of the lost slice, `provision` the task's retry and the creation of the next one, `launch` includes
+    opening the attempt.
     """
     at: dict[str, float] = {}
     for event in run:
@@ -53,7 +58,8 @@ def recovery_parts(killed: float, run: Iterable[RunEvent], trainer: Sequence[Eve
         at.setdefault(event.kind, event.time)
     parts = {
         "detect": at["verdict"] - killed,
-        "provision": at["sync-started"] - at["verdict"],
-        "sync": at["attempt-started"] - at["sync-started"],
+        "delete": at["slice-deleted"] - at["verdict"],
+        "provision": at["sync-started"] - at["slice-deleted"],
+        "sync": at["sync-done"] - at["sync-started"],
     }
-    return parts | start_parts(at["attempt-started"], trainer)
+    return parts | start_parts(at["sync-done"], trainer)
