@@ -29,6 +29,7 @@ from tpu.runs.goodput import waste_begins
 from tpu.runs.record import RunRecord
 from tpu.runs.stop_request import stop_requested
 from tpu.runs.sync import Installed, SyncError, sync_code
+from tpu.runs.trouble import CLOUD_WORD_S, SliceLost, condition_after_trouble, unless_lost
 from tpu.runs.watch import GangView, GangWatch, Listener
 from tpu.slices.budget import Budgets, Exhausted, allows, back_off_s
 from tpu.slices.condition import Condition, LifeView, slice_condition
@@ -43,10 +44,8 @@ TAKE_UP_S = 30.0
 DELETE_S = 1800.0
 # Between two requests that the cloud refused: the first pause, doubled up to the longest.
 REFUSED_FIRST_S, REFUSED_LONGEST_S = 1.0, 120.0
-# Nobody is blamed before the cloud has been asked for so long.
-CLOUD_WORD_S = 60.0
-# A machine dies a moment before the cloud says so.
-CLOUD_LAG_S, CLOUD_LAG_POLL_S = 2.0, 0.25
+# What a gang that has fallen apart gets from SIGTERM to SIGKILL: no checkpoint can come of it any more.
+FALLEN_GRACE_S = 1.0
 # A commit is looked for this often; the end of an attempt wakes at once.
 LOOK_S = 0.2
 
@@ -273,18 +272,6 @@ class RunDriver:
         taken = self._slice
         return await slice_condition(self._cloud, taken.zone, taken.name, spot=taken.request.spot)
 
-    async def _condition_after_trouble(self) -> LifeView:
-        """What the cloud says once a host has failed: it may not answer, or not know yet, so it is asked again."""
-        began = self._clock.monotonic()
-        while True:
-            seen, waited = await self._condition(), self._clock.monotonic() - began
-            if seen.condition is Condition.UNKNOWN and waited < CLOUD_WORD_S:
-                await self._clock.sleep(1.0)
-            elif seen.usable and waited < CLOUD_LAG_S:
-                await self._clock.sleep(CLOUD_LAG_POLL_S)
-            else:
-                return seen
-
     @contextlib.asynccontextmanager
     async def _hosts(self, deadline_s: float = CONNECT_S) -> AsyncIterator[HostGroup]:
         assert self._slice is not None
@@ -301,17 +288,21 @@ class RunDriver:
         Raises:
             tpu.runs.sync.SyncError: a host refused them.
             tpu.hosts.connect.HostUnreachable: a host cannot be reached.
+            tpu.runs.trouble.SliceLost: the cloud took the slice meanwhile.
         """
         if self._installed is None:
             await self.note("sync-started")
-            config = self.record.config
-            async with self._hosts() as group:
-                self._installed = await sync_code(
-                    group, [self._code, await asyncio.to_thread(relay_bundle)], config.environment,
-                    launch.requirements_text(config, self._code), self._connection.host_python, self.report,
-                )  # fmt: skip
+            self._installed = await unless_lost(self._install(), self._condition)
             await self.note("sync-done", code=self._code.sha256)
         return self._installed
+
+    async def _install(self) -> Installed:
+        config = self.record.config
+        async with self._hosts() as group:
+            return await sync_code(
+                group, [self._code, await asyncio.to_thread(relay_bundle)], config.environment,
+                launch.requirements_text(config, self._code), self._connection.host_python, self.report,
+            )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:
@@ -322,9 +313,9 @@ class RunDriver:
         """
         try:
             yield
-        except (HostUnreachable, SyncError) as error:
+        except (HostUnreachable, SyncError, SliceLost) as error:
             assert self._slice is not None
-            name, view = self._slice.name, await self._condition_after_trouble()
+            name, view = self._slice.name, await condition_after_trouble(self._condition, self._clock)
             if view.lost:
                 kind = VerdictKind.PREEMPTED if view.preempted else VerdictKind.INFRASTRUCTURE
                 reason = f"{view.reason}, before the gang had started"
@@ -381,13 +372,16 @@ class RunDriver:
     async def _attempt(self, spec: GangSpec, watch: GangWatch, start: bool) -> Verdict:
         if start:
             try:
-                async with self._hosts() as group:
-                    await start_gang(group, spec)
-            except HostUnreachable as error:
+                await unless_lost(self._start_gang(spec), self._condition)
+            except (HostUnreachable, SliceLost) as error:
                 watch.view.hosts[0].lost = str(error)
-                watch.view.cloud = await self._condition_after_trouble()
+                watch.view.cloud = await condition_after_trouble(self._condition, self._clock)
                 return await self._conclude(spec, watch.view)
         return await self._conclude(spec, await watch.until_ended())
+
+    async def _start_gang(self, spec: GangSpec) -> None:
+        async with self._hosts() as group:
+            await start_gang(group, spec)
 
     async def wait_for_commit(self, step: int) -> None:
         """Wait until a checkpoint of `step` counts; for the last step, until the gang has ended well, too.
@@ -442,7 +436,9 @@ class RunDriver:
         await self.may_act()
         name = self._slice.name
         ended = self._clock.time()
-        gone = view.finished or await self._end(spec, view)
+        told_to_save = stopped is not None or any(host.noticed for host in view.hosts)
+        grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
+        gone = view.finished or await self._end(spec, view, grace_s)
         fence = await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
         last = fence.closed.get(spec.attempt)
         reached = last.step if last else _resumed_at(fence, spec.attempt)
@@ -460,7 +456,7 @@ class RunDriver:
             )
         return verdict
 
-    async def _end(self, spec: GangSpec, view: GangView) -> bool:
+    async def _end(self, spec: GangSpec, view: GangView, grace_s: float) -> bool:
         """End the gang on every host that can be reached; True if all are confirmed dead."""
         assert self._slice is not None
         if view.cloud is not None and view.cloud.condition is Condition.LOST:
@@ -470,7 +466,7 @@ class RunDriver:
             return False
         try:
             async with connect_all(reachable, self._identity, self._connection, 10.0, self.report) as group:
-                confirmed = await end_gang(group, spec, self.record.config.grace_seconds)
+                confirmed = await end_gang(group, spec, grace_s)
         except HostUnreachable:
             return False
         return confirmed and len(reachable) == len(view.hosts)

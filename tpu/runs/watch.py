@@ -20,8 +20,11 @@ from tpu.hosts.gang import Beat, Event, Exit, GangSpec, Log, Lost, Notice, follo
 from tpu.hosts.identity import Identity
 from tpu.slices.condition import LifeView
 
-# A host that refuses connections for so long after a drop is lost; the facts give sshd about a second to restart.
+# A host that cannot be connected to for so long after a drop is lost. One that refuses each of many tries is so
+# sooner: an SSH server that was killed is back within about a second, and the tries of a busy machine come slower.
 RECONNECT_S = 2.0
+REFUSED_S, REFUSED_TRIES = 1.4, 10
+RETRY_S = 0.1
 # A dropped connection is most often a preemption, and the cloud knows of that sooner: it is asked this often then.
 DROPPED_POLL_S = 0.5
 # What the other hosts say within this time after the first trouble belongs to the same verdict.
@@ -50,6 +53,7 @@ class HostView:
     lost: str | None = None
     ended_at: float | None = None
     ended_by_us: bool = False
+    out_of_touch: bool = False
     log_offset: int = 0
     event_offset: int = 0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=LOG_TAIL_LINES))
@@ -150,43 +154,55 @@ class GangWatch:
         return self.view.cloud is not None and self.view.cloud.lost
 
     async def _settle(self) -> None:
-        """Let the other hosts finish their sentence, then ask the cloud once more."""
-        deadline = self._clock.monotonic() + SETTLE_S
-        while self._clock.monotonic() < deadline and not all(h.exited or h.lost for h in self.view.hosts):
+        """Let the other hosts finish their sentence, then ask the cloud once more.
+
+        A host that is being tried again may be the dead one by which the others failed: that is found out first.
+        """
+        began = self._clock.monotonic()
+        while open_ends := [h for h in self.view.hosts if not (h.exited or h.lost)]:
+            patience_s = RECONNECT_S + SETTLE_S if any(h.out_of_touch for h in open_ends) else SETTLE_S
+            if self._clock.monotonic() - began >= patience_s:
+                break
             await self._clock.sleep(0.05)
         self.view.cloud = await self._condition()
 
     async def _follow_host(self, host: HostView) -> None:
-        last_seen = self._clock.monotonic()
+        dropped_at, tries = self._clock.monotonic(), 0
         while not host.exited:
-            try:
-                async with connect_all(
-                    (host.address,), self._identity, self._connection, RECONNECT_S, lambda _: None
-                ) as group:
-                    async for signal in follow_gang(
-                        group, self._spec, {host.address: (host.log_offset, host.event_offset)}
-                    ):
-                        if isinstance(signal, Lost):
-                            reason = signal.reason
-                            if signal.final:
-                                self._lose(host, reason)
-                                return
-                            break
-                        last_seen = self._clock.monotonic()
-                        self._dropped.clear()
-                        self._hear(host, signal)
-                    else:
-                        reason = "the stream ended"
-            except HostUnreachable as error:
-                reason = str(error)
+            heard, lost = await self._listen(host)
             if host.exited:
                 break
-            self._dropped.set()
-            if self._clock.monotonic() - last_seen > RECONNECT_S:
-                self._lose(host, reason)
+            if lost.final:
+                self._lose(host, lost.reason)
                 return
-            await self._clock.sleep(0.1)
+            now = self._clock.monotonic()
+            dropped_at, tries = (now, 0) if heard else (dropped_at, tries + 1)
+            self._dropped.set()
+            silent_s = now - dropped_at
+            if silent_s >= RECONNECT_S or (silent_s >= REFUSED_S and tries >= REFUSED_TRIES):
+                self._lose(host, lost.reason)
+                return
+            await self._clock.sleep(RETRY_S)
         self._moved.set()
+
+    async def _listen(self, host: HostView) -> tuple[bool, Lost]:
+        """One connection, for as long as it lasts: whether anything was heard, and why it ended."""
+        heard, ended = False, Lost(host.address, "the stream ended")
+        try:
+            async with connect_all(
+                (host.address,), self._identity, self._connection, 0.0, lambda _: None
+            ) as group:
+                offsets = {host.address: (host.log_offset, host.event_offset)}
+                async for signal in follow_gang(group, self._spec, offsets):
+                    if isinstance(signal, Lost):
+                        ended = signal
+                        break
+                    heard = True
+                    self._dropped.clear()
+                    self._hear(host, signal)
+        except HostUnreachable as error:
+            ended = Lost(host.address, str(error))
+        return heard, ended
 
     def _lose(self, host: HostView, reason: str) -> None:
         host.lost, host.ended_at = reason, self._clock.monotonic()

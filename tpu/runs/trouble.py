@@ -1,0 +1,63 @@
+"""What the cloud says of a slice whose hosts make trouble, or do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from tpu.clock import Clock
+from tpu.slices.condition import Condition, LifeView
+
+# Nobody is blamed before the cloud has been asked for so long.
+CLOUD_WORD_S = 60.0
+# A machine dies a moment before the cloud says so.
+CLOUD_LAG_S, CLOUD_LAG_POLL_S = 2.0, 0.25
+# While hosts are waited for, the cloud is asked after so long, and then less and less often.
+FIRST_LOOK_S, LONGEST_LOOK_S, LOOK_GROWTH = 1.0, 10.0, 1.6
+
+Result = TypeVar("Result")
+Look = Callable[[], Awaitable[LifeView]]
+
+
+class SliceLost(RuntimeError):
+    """The cloud took the slice while something was done with its hosts; `seen` is its word."""
+
+    def __init__(self, seen: LifeView) -> None:
+        super().__init__(seen.reason)
+        self.seen = seen
+
+
+async def condition_after_trouble(look: Look, clock: Clock) -> LifeView:
+    """What the cloud says once a host has failed: it may not answer, or not know yet, so it is asked again."""
+    began = clock.monotonic()
+    while True:
+        seen, waited = await look(), clock.monotonic() - began
+        if seen.condition is Condition.UNKNOWN and waited < CLOUD_WORD_S:
+            await clock.sleep(1.0)
+        elif seen.usable and waited < CLOUD_LAG_S:
+            await clock.sleep(CLOUD_LAG_POLL_S)
+        else:
+            return seen
+
+
+async def unless_lost(work: Coroutine[Any, Any, Result], look: Look) -> Result:
+    """Do something with hosts; break it off as soon as the cloud says that they are gone for good.
+
+    A slice that is preempted just refuses connections, and those are tried again for minutes.
+
+    Raises:
+        SliceLost: it was broken off.
+    """
+    task, pause = asyncio.ensure_future(work), FIRST_LOOK_S
+    try:
+        while True:
+            await asyncio.wait({task}, timeout=pause)
+            pause = min(pause * LOOK_GROWTH, LONGEST_LOOK_S)
+            if task.done():
+                return task.result()
+            if (seen := await look()).lost:
+                raise SliceLost(seen)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
