@@ -5,26 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.prefect_server import prefect_server
 from flows.train import train
+from tests.trainers.numpy_trainer import initial_state, update
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import Fence, load_fence
+from tpu.checkpoint.restore import restore
+from tpu.checkpoint.shards import Shard
+from tpu.checkpoint.tree import leaves_of
+from tpu.checkpoint.verify import verify_run
 from tpu.emulator.emulator import Emulator
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.event_log import RunEvent, load_events
 from tpu.runs.record import run_directory
 from tpu.runtime.metrics import read_metrics
+from tpu.topology import accelerator_type
 
 WAIT_S = 90.0
+TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +44,20 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
     """One Prefect server for the whole session."""
     with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
         yield environment
+        # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
+        APILogWorker.drain_all(timeout=10)
+        EventsWorker.drain_all(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small working tree with the trainers of the tests, so that no run packs the whole repository."""
+    folder = tmp_path_factory.mktemp("program")
+    shutil.copytree(
+        TESTS / "trainers", folder / "tests/trainers", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(TESTS / "__init__.py", folder / "tests")
+    return folder
 
 
 @dataclass
@@ -63,8 +89,8 @@ class Lab:
     def directory(self, name: str) -> str:
         return run_directory(self.emulator.env["TPU_RELAY_BUCKET"], name)
 
-    async def train(self, run: RunConfig) -> dict[str, Any]:
-        return await train(run)
+    async def train(self, run: RunConfig, take_over: bool = False) -> dict[str, Any]:
+        return await train(run, take_over=take_over)
 
     @contextlib.asynccontextmanager
     async def training(self, run: RunConfig) -> AsyncIterator[asyncio.Task[dict[str, Any]]]:
@@ -98,6 +124,40 @@ class Lab:
                 process.kill()
                 await process.wait()
 
+    async def preempt(self, **how: Any) -> str:
+        """Preempt the one slice that is ready, as Emulator.preempt does; returns its name."""
+        (node,) = self.ready_nodes()
+        await asyncio.to_thread(self.emulator.preempt, node, **how)
+        return node
+
+    def pids(self, *words: str) -> list[int]:
+        """Processes on emulated hosts whose command line has all `words`."""
+        found = []
+        for pid in self.emulator.processes():
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found += [pid] if all(word in line for word in words) else []
+        return found
+
+    @contextlib.contextmanager
+    def frozen(self, *words: str) -> Iterator[list[int]]:
+        """Stop these processes where they stand (SIGSTOP) for the block; those that live then go on."""
+        pids = self.pids(*words)
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            yield pids
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def kill(self, pids: list[int]) -> None:
+        assert pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     # --- what can be seen ---
 
     def fence(self, name: str) -> Fence:
@@ -119,8 +179,11 @@ class Lab:
     def losses(self, name: str) -> list[tuple[Any, Any]]:
         return [(row["step"], row["loss"]) for row in read_metrics(self.directory(name), self.fence(name))]
 
+    def nodes_in(self, state: str) -> list[str]:
+        return [node["node"] for node in self.emulator.nodes() if node["state"] == state]
+
     def ready_nodes(self) -> list[str]:
-        return [node["name"].rpartition("/")[2] for node in self.emulator.nodes() if node["state"] == "READY"]
+        return self.nodes_in("READY")
 
     async def until(
         self, condition: Callable[[], Any], what: str, task: asyncio.Task[Any] | None = None
@@ -138,6 +201,27 @@ class Lab:
     async def until_step(self, name: str, step: int, task: asyncio.Task[Any] | None = None) -> None:
         await self.until(lambda: self.newest_step(name) >= step, f"step {step} of {name} was committed", task)
 
+    def assert_as_undisturbed(self, run: RunConfig) -> None:
+        """The newest checkpoint is that of the last step with the bits of a training nobody disturbed, every loss
+        is logged once, and every commit verifies."""
+        hosts = accelerator_type(run.slice.accelerator_type).hosts
+        losses = []
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in run.variables.items():
+                patch.setenv(name, value)
+            states = [initial_state(run.seed, host, hosts) for host in range(hosts)]
+            for step in range(run.steps):
+                done = [update(state, run.seed, step, host, hosts) for host, state in enumerate(states)]
+                states = [state for state, _ in done]
+                losses.append((step + 1, done[0][1]))
+        restored = restore(self.directory(run.name), self.fence(run.name))
+        assert restored is not None
+        assert restored.step == run.steps
+        for name, parts in zip_leaves(states):
+            assert restored.arrays[name].tobytes() == parts.tobytes(), name
+        assert self.losses(run.name) == losses
+        assert all(verdict.whole for verdict in verify_run(self.directory(run.name)))
+
     def assert_nothing_left(self) -> None:
         """No slice, no queued resource, no process on any host."""
         assert self.emulator.nodes() == []
@@ -145,11 +229,25 @@ class Lab:
         assert self.emulator.processes() == []
 
 
+def zip_leaves(states: list[dict[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Name and whole array of each leaf, of which each process holds its rows."""
+    by_process = [leaves_of(state) for state in states]
+    for name, leaf in by_process[0].items():
+        if isinstance(leaf, Shard):
+            yield name, np.concatenate([leaves[name].data for leaves in by_process])
+        else:
+            yield name, np.asarray(leaf)
+
+
 @pytest.fixture
 async def lab(
-    emulator: Emulator, prefect_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    emulator: Emulator,
+    prefect_environment: dict[str, str],
+    program_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Lab]:
     """The lab; after each test nothing may be left in the cloud."""
+    monkeypatch.chdir(program_folder)
     for name, value in prefect_environment.items():
         monkeypatch.setenv(name, value)
     with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):

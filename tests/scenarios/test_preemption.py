@@ -1,0 +1,230 @@
+"""Preemptions of every kind through the whole flow: what they cost, who is blamed, and what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.conftest import Lab
+from tpu.checkpoint import files
+from tpu.runs.config import RunConfig
+from tpu.runs.evaluation import load_evaluation
+from tpu.runs.event_log import RunEvent
+
+TRAINER = "numpy_trainer"
+# The first attempt comes as far as its first commit and stays there, until it is preempted.
+STAYS = {"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"}
+
+
+def resumed(lab: Lab, run: RunConfig) -> list[int]:
+    """The steps at which the attempts began."""
+    return [event.detail["resume"] or 0 for event in lab.events(run.name, "attempt-started")]
+
+
+def names_in_order(lab: Lab, run: RunConfig, *kinds: str) -> list[str]:
+    """`intended 1`, `deleted 1` …: what became of the slices of a run, in order."""
+    numbers: dict[str, int] = {}
+    told = []
+    for event in lab.events(run.name):
+        if event.kind in kinds:
+            number = numbers.setdefault(event.detail["slice"], len(numbers) + 1)
+            told.append(f"{event.kind.removeprefix('slice-')} {number}")
+    return told
+
+
+@pytest.mark.parametrize("state", ["TERMINATED", "STOPPED", "UNKNOWN", "gone"])
+async def test_P1_a_spot_node_in_any_other_state_than_ready_is_preempted(lab: Lab, state: str):
+    run = lab.numpy_run("odd-state", steps=40, variables=STAYS)
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        await lab.preempt(state=state)
+    assert lab.verdicts(run.name) == ["preempted", "finished"]
+    # The old slice is gone before a new one is asked for, so that two never count against the quota.
+    assert names_in_order(lab, run, "slice-intended", "slice-deleted") == [
+        "intended 1", "deleted 1", "intended 2", "deleted 2"]  # fmt: skip
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P2_preempted_while_being_created_it_is_made_again(lab: Lab):
+    lab.emulator.set_capacity("us-central2-b", "v4-8", 1)
+    lab.emulator.set_delay(60)
+    run = lab.numpy_run("unborn", steps=20)
+    seen: set[str] = set()
+    async with lab.training(run) as task:
+        for delay_of_the_next_s in (60, 0):
+            (node,) = await lab.until(lambda: set(lab.nodes_in("CREATING")) - seen, "one in creation", task)
+            seen.add(node)
+            lab.emulator.set_delay(delay_of_the_next_s)
+            await asyncio.to_thread(lab.emulator.preempt, node)
+    assert lab.verdicts(run.name) == ["preempted", "preempted", "finished"]
+    assert names_in_order(lab, run, "slice-intended", "slice-deleted") == [
+        "intended 1", "deleted 1", "intended 2", "deleted 2", "intended 3", "deleted 3"]  # fmt: skip
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P3_one_host_dies_the_whole_slice_is_replaced(lab: Lab):
+    run = lab.numpy_run("one-host", steps=40, variables=STAYS, slice={"accelerator_type": "v4-16"})
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        (node,) = lab.ready_nodes()
+        await asyncio.to_thread(lab.emulator.kill_host, node, 1)
+    ended, finished = lab.events(run.name, "attempt-ended")
+    assert (ended.detail["verdict"], finished.detail["verdict"]) == ("infrastructure", "finished")
+    assert f"{node}-w1 was lost" in ended.detail["reason"]
+    assert finished.detail["slice"] != node
+    assert resumed(lab, run) == [0, 20]
+    lab.assert_as_undisturbed(run)
+
+
+async def in_sync(lab: Lab, run: RunConfig) -> None:
+    await lab.until(lambda: lab.events(run.name, "sync-started"), "the sync")
+
+
+async def in_start(lab: Lab, run: RunConfig) -> None:
+    await lab.until(lambda: lab.events(run.name, "attempt-started"), "the start")
+
+
+@pytest.mark.parametrize("moment", [in_sync, in_start])
+async def test_P4_preempted_before_the_program_runs_it_is_not_to_blame(
+    lab: Lab, moment: Callable[[Lab, RunConfig], Any]
+):
+    run = lab.numpy_run("early", steps=20, budget={"user_failure": 0, "infrastructure": 0})
+    async with lab.training(run):
+        await moment(lab, run)
+        await lab.preempt()
+    assert lab.verdicts(run.name) == ["preempted", "finished"]
+    lab.assert_as_undisturbed(run)
+
+
+@pytest.mark.parametrize(("shown", "verdict"), [("READY", "infrastructure"), ("PREEMPTED", "preempted")])
+async def test_P5_a_survivor_that_fails_by_its_peer_is_not_to_blame(lab: Lab, shown: str, verdict: str):
+    run = lab.numpy_run(
+        "survivor",
+        steps=40,
+        variables=STAYS,
+        command=[sys.executable, "-m", "tests.trainers.peers"],
+        slice={"accelerator_type": "v4-16"},
+        budget={"user_failure": 0},
+    )
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        (node,) = lab.ready_nodes()
+        await asyncio.to_thread(lab.emulator.kill_host, node, 0)
+        lab.emulator.set_node_state(node, shown)
+    assert lab.verdicts(run.name) == [verdict, "finished"]
+    evidence = lab.events(run.name, "attempt-ended")[0].detail["evidence"]
+    assert len(evidence) == 3  # the cloud and both hosts
+    if verdict == "infrastructure":
+        assert any("w0: lost" in line for line in evidence)
+        assert any("w1: exit code 1" in line and "Socket closed" in line for line in evidence)
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P6_preempted_before_its_evaluation_a_checkpoint_is_evaluated_once(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    evaluated, hold = tmp_path / "evaluated", tmp_path / "hold"
+    hold.touch()
+    monkeypatch.setenv("EVALUATED", str(evaluated))
+    monkeypatch.setenv("HOLD", str(hold))
+    run = lab.numpy_run("evaluated", steps=40, variables=STAYS, evaluate="commits",
+                        evaluate_command=[sys.executable, "-m", "tests.trainers.evaluator"])  # fmt: skip
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        await lab.preempt()
+        await lab.until(lambda: lab.verdicts(run.name), "the verdict", task)
+        assert load_evaluation(lab.directory(run.name), 20) is None
+        hold.unlink()
+    assert lab.verdicts(run.name) == ["preempted", "finished"]
+    assert [load_evaluation(lab.directory(run.name), step) for step in (20, 40)] == [
+        {"step": 20},
+        {"step": 40},
+    ]
+    assert sorted(evaluated.read_text().split()) == ["20", "40"]
+
+
+def new_nodes(lab: Lab, old: list[str]) -> list[str]:
+    return [node for node in lab.ready_nodes() if node not in old]
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+async def test_P7_many_preemptions_none_charged_none_from_the_start(lab: Lab, count: int):
+    """Every other slice has come as far as a commit; the others are taken as soon as they are ready."""
+    run = lab.numpy_run("unlucky", steps=5 * (count // 2) + 5, every=5, step_s=0.1,
+                        budget={"user_failure": 0, "infrastructure": 0})  # fmt: skip
+    seen: list[str] = []
+    async with lab.training(run) as task:
+        for number in range(count):
+            if number % 2:
+                await lab.until_step(run.name, 5 * (number // 2 + 1), task)
+            seen += await lab.until(lambda old=seen[-1:]: new_nodes(lab, old), "a new slice", task)
+            await lab.preempt()
+    assert lab.verdicts(run.name) == ["preempted"] * count + ["finished"]
+    began = resumed(lab, run)
+    assert began == sorted(began)
+    assert began[-1] == run.steps - 5
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P8_after_a_notice_a_checkpoint_is_taken_and_no_step_is_lost(lab: Lab):
+    run = lab.numpy_run("noticed", steps=50, every=25, step_s=0.1)
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 25, task)
+        await lab.preempt(notice=True)
+    first, last = lab.events(run.name, "attempt-ended")
+    assert (first.detail["verdict"], last.detail["verdict"]) == ("preempted", "finished")
+    assert "notice" in first.detail["reason"]
+    # It was between two planned checkpoints, and nothing was done twice.
+    assert 25 < first.detail["last_commit"] < 50
+    assert first.detail["reached"] == first.detail["last_commit"] == resumed(lab, run)[1]
+    assert task.result()["seconds"]["wasted"] == 0
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P9_what_a_zombie_writes_is_refused_and_it_is_dead_before_the_next_begins(lab: Lab):
+    run = lab.numpy_run("zombie", steps=40, step_s=0.05)
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        with lab.frozen(TRAINER) as zombies:
+            assert zombies
+            # The cloud says that it is gone, and neither ends it nor lets it be deleted for a while.
+            lab.emulator.fail_next("DeleteQueuedResource", "UNAVAILABLE", "try again", times=6)
+            await lab.preempt(linger_s=120)
+            await lab.until(lambda: lab.verdicts(run.name), "the verdict", task)
+        # Its attempt is closed. It goes on, and saves the next checkpoint with everything that belongs to it.
+        folder = f"{lab.directory(run.name)}/checkpoints/40/1"
+        await lab.until(lambda: f"{folder}/manifest.json" in files.names(folder), "what it wrote", task)
+        assert len(lab.events(run.name, "attempt-started")) == 1
+        started = await lab.until(
+            lambda: lab.events(run.name, "attempt-started")[1:], "the next attempt", task
+        )
+        assert started
+        assert not set(zombies) & set(lab.pids(TRAINER))
+    assert lab.verdicts(run.name) == ["preempted", "finished"]
+    assert [(c.step, c.attempt) for c in lab.fence(run.name).commits] == [(20, 1), (40, 2)]
+    lab.assert_as_undisturbed(run)
+
+
+async def test_the_report_of_a_disturbed_run_tells_every_attempt_and_every_second(lab: Lab):
+    run = lab.numpy_run("told", steps=40, variables=STAYS)
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        await lab.preempt()
+    report = task.result()
+    began, ended = (lab.events(run.name)[i].time for i in (0, -1))
+    assert sum(report["seconds"].values()) == pytest.approx(report["wall_s"])
+    assert report["wall_s"] == pytest.approx(ended - began, abs=3)
+    text = files.read(f"{lab.directory(run.name)}/report/report.md").decode()
+    for event in lab.events(run.name, "attempt-ended"):
+        assert_told(text, event)
+    assert report["parameters_sha256"] in text
+
+
+def assert_told(text: str, event: RunEvent) -> None:
+    assert event.detail["verdict"] in text
+    assert event.detail["reason"] in text or event.detail["verdict"] == "finished"
