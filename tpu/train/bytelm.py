@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tpu.train.settings import ByteLm
-from tpu.train.text import check_text, read_text
+from tpu.train.text import check_text, read_text, split
 from tpu.train.transformer import Transformer, draw_transformer
 
 VOCABULARY = 256
@@ -58,19 +58,6 @@ class ByteLmWorkload:
     def loss(self, model: Transformer, batch: jax.Array) -> jax.Array:
         """Mean cross entropy of the next byte, in nats."""
         return next_byte_losses(model, batch).mean()
-
-
-def split(text: bytes, settings: ByteLm) -> tuple[np.ndarray, np.ndarray]:
-    """The (training, held out) parts. Raises ValueError if one is shorter than a window."""
-    everything = np.frombuffer(text, np.uint8)
-    cut = len(everything) - int(len(everything) * settings.held_out)
-    training, held_out = everything[:cut], everything[cut:]
-    if min(len(training), len(held_out)) <= settings.context:
-        raise ValueError(
-            f"the text has {len(everything)} bytes: after holding out {settings.held_out:g} of it, one part is "
-            f"shorter than a window of {settings.context + 1} bytes. Give more text or a shorter context."
-        )
-    return training, held_out
 
 
 def next_byte_losses(model: Transformer, windows: jax.Array) -> jax.Array:

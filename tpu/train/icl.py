@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tpu.train.initial import pretraining_tasks
 from tpu.train.settings import Icl
 from tpu.train.transformer import Transformer, draw_transformer
 
@@ -59,12 +60,6 @@ class IclWorkload:
     def loss(self, model: Transformer, batch: Regressions) -> jax.Array:
         """Mean square error against the noisy labels, over all examples of all sequences."""
         return jnp.square(predict(model, batch) - batch.y).mean()
-
-
-def pretraining_tasks(count: int, dimensions: int, seed: int) -> np.ndarray:
-    """The M tasks of a seed, (M, D) float32. The first m of M are the tasks of the same seed at M = m."""
-    random = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    return random.standard_normal((count, dimensions), np.float32)
 
 
 def draw_tasks(tasks: jax.Array | None, key: jax.Array, count: int, dimensions: int) -> jax.Array:

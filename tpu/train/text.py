@@ -10,6 +10,10 @@ import hashlib
 import importlib.util
 from pathlib import Path
 
+import numpy as np
+
+from tpu.train.settings import ByteLm
+
 
 class TextNotFoundError(ValueError):
     """A source names no text."""
@@ -42,6 +46,19 @@ def check_text(text: bytes, expected_sha256: str | None, sources: list[str]) -> 
             f"{expected_sha256[:16]}…, here it is {found[:16]}… ({len(text)} bytes). "
             "Bring the old text back, or start a new run (or a fork) on the new one."
         )
+
+
+def split(text: bytes, settings: ByteLm) -> tuple[np.ndarray, np.ndarray]:
+    """The (training, held out) parts. Raises ValueError if one is shorter than a window."""
+    everything = np.frombuffer(text, np.uint8)
+    cut = len(everything) - int(len(everything) * settings.held_out)
+    training, held_out = everything[:cut], everything[cut:]
+    if min(len(training), len(held_out)) <= settings.context:
+        raise ValueError(
+            f"the text has {len(everything)} bytes: after holding out {settings.held_out:g} of it, one part is "
+            f"shorter than a window of {settings.context + 1} bytes. Give more text or a shorter context."
+        )
+    return training, held_out
 
 
 def _parts(source: str) -> list[bytes]:

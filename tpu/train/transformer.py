@@ -12,9 +12,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tpu.train import settings
+from tpu.train.initial import draw_parameters
 
 # NumPy while a model is drawn or restored, JAX while it runs; a leaf is an array either way.
 Array = Any
@@ -98,33 +98,30 @@ def draw_transformer(
     `inputs` is the size of the input vectors, or of the vocabulary if `tokens`; `length` the longest sequence.
     Raises ValueError if the width is no multiple of the heads.
     """
-    width = shape.width
-    if width % shape.heads:
-        raise ValueError(
-            f"a transformer of width {width} cannot have {shape.heads} heads: choose a width that is a multiple"
+    drawn = draw_parameters(shape, inputs=inputs, outputs=outputs, length=length, tokens=tokens, seed=seed)
+
+    def linear(name: str) -> Linear:
+        return Linear(drawn[f"{name}/weight"], drawn[f"{name}/bias"])
+
+    def norm(name: str) -> LayerNorm:
+        return LayerNorm(drawn[f"{name}/scale"], drawn[f"{name}/bias"])
+
+    def block(name: str) -> Block:
+        attention = Attention(
+            linear(f"{name}/attention/qkv"), linear(f"{name}/attention/output"), heads=shape.heads
         )
-    random = np.random.Generator(np.random.Philox(key=[seed, 0]))
-
-    def normal(*sizes: int, std: float) -> np.ndarray:
-        return random.standard_normal(sizes, np.float32) * np.float32(std)
-
-    def linear(fan_in: int, fan_out: int, gain: float = 1.0) -> Linear:
-        return Linear(normal(fan_in, fan_out, std=gain / math.sqrt(fan_in)), np.zeros(fan_out, np.float32))
-
-    def norm() -> LayerNorm:
-        return LayerNorm(np.ones(width, np.float32), np.zeros(width, np.float32))
-
-    # Each block adds to the stream twice; scaled so that its variance does not grow with depth (GPT-2).
-    residual = 1 / math.sqrt(2 * shape.layers)
-
-    def block() -> Block:
-        attention = Attention(linear(width, 3 * width), linear(width, width, residual), heads=shape.heads)
-        return Block(norm(), attention, norm(), linear(width, 4 * width), linear(4 * width, width, residual))
+        return Block(
+            norm(f"{name}/norm_attention"),
+            attention,
+            norm(f"{name}/norm_mlp"),
+            linear(f"{name}/up"),
+            linear(f"{name}/down"),
+        )
 
     return Transformer(
-        embed=normal(inputs, width, std=0.5) if tokens else linear(inputs, width),
-        positions=normal(length, width, std=0.1),
-        blocks=tuple(block() for _ in range(shape.layers)),
-        norm=norm(),
-        readout=linear(width, outputs, gain=0.5),
+        embed=drawn["embed"] if tokens else linear("embed"),
+        positions=drawn["positions"],
+        blocks=tuple(block(f"blocks/{i}") for i in range(shape.layers)),
+        norm=norm("norm"),
+        readout=linear("readout"),
     )
