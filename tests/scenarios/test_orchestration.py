@@ -14,8 +14,14 @@ from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
 from tests.scenarios.terminal import said, started
 from tpu.checkpoint import files
+from tpu.connection import Connection
+from tpu.hosts.connect import connect_all
+from tpu.hosts.gang import GangSpec, end_gang
+from tpu.hosts.identity import ensure_identity
 from tpu.runs.config import RunConfig
-from tpu.runs.driver import AttemptEnded
+from tpu.runs.driver import AttemptEnded, StopRequested
+from tpu.runs.remote import hosts_of
+from tpu.runs.stopping import stop_run
 
 
 def configuration(folder: Path, run: RunConfig) -> str:
@@ -24,23 +30,64 @@ def configuration(folder: Path, run: RunConfig) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize("gang", ["still trains", "has ended meanwhile"])
-async def test_O1_a_killed_flow_is_started_again_and_takes_the_gang_up(lab: Lab, tmp_path: Path, gang: str):
-    run = lab.numpy_run("taken-up", steps=40, every=10, step_s=0.25 if gang == "still trains" else 0.05)
-    file = configuration(tmp_path, run)
-    async with started(tmp_path, file) as flow:
+async def killed_flow(lab: Lab, folder: Path, run: RunConfig) -> None:
+    """Start the flow as a process, and kill it once it has committed; its slice and its gang live on."""
+    async with started(folder, configuration(folder, run)) as flow:
         await lab.until_step(run.name, 10)
         flow.signal(signal.SIGKILL)
         await flow.exit_code()
-    assert lab.ready_nodes(), "nobody is there to delete the slice, and the gang trains on"
-    if gang == "has ended meanwhile":
-        await lab.until_step(run.name, run.steps)
-    code, output = await said(tmp_path, file)
+    assert lab.ready_nodes()
+
+
+async def test_O1_a_killed_flow_is_started_again_and_takes_the_gang_up(lab: Lab, tmp_path: Path):
+    run = lab.numpy_run("taken-up", steps=40, every=10, step_s=0.25)
+    await killed_flow(lab, tmp_path, run)
+    code, output = await said(tmp_path, configuration(tmp_path, run))
     assert code == 0, output
     assert "taking up attempt 1" in output
     assert [event.detail["attempt"] for event in lab.events(run.name, "attempt-started")] == [1]
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)
+
+
+async def test_O1_a_gang_that_finished_while_nobody_watched_is_not_started_again(lab: Lab, tmp_path: Path):
+    run = lab.numpy_run("finished-alone", steps=20, every=10, step_s=0.05)
+    await killed_flow(lab, tmp_path, run)
+    await lab.until_step(run.name, run.steps)
+    await lab.train(run)
+    assert lab.verdicts(run.name) == ["finished"]
+    lab.assert_as_undisturbed(run)
+
+
+async def test_O1_a_gang_that_the_dead_driver_had_ended_is_charged_to_nobody(lab: Lab, tmp_path: Path):
+    run = lab.numpy_run("ended", steps=30, every=10, step_s=0.3, budget={"user_failure": 0})
+    await killed_flow(lab, tmp_path, run)
+    connection = Connection.from_environment()
+    hosts = await hosts_of(connection, lab.directory(run.name))
+    async with connect_all(hosts, ensure_identity(connection.home), connection, 10.0, print) as group:
+        assert await end_gang(group, GangSpec(run.name, 1), 10.0)
+    saved = lab.newest_step(run.name)
+    await lab.train(run)
+    assert lab.verdicts(run.name) == ["infrastructure", "finished"]
+    first, second = (event.detail for event in lab.events(run.name, "attempt-ended"))
+    assert "was ended by us" in first["reason"]
+    assert (second["resume"], second["slice"]) == (saved, first["slice"])
+    lab.assert_as_undisturbed(run)
+
+
+async def test_stopped_on_request_it_saves_deletes_and_goes_on_later(lab: Lab):
+    run = lab.numpy_run("asked", steps=200, every=50, step_s=0.1)
+    task = asyncio.create_task(lab.train(run))
+    await lab.until(lambda: lab.events(run.name, "attempt-started"), "an attempt", task)
+    told: list[str] = []
+    stopping = stop_run(Connection.from_environment(), lab.directory(run.name), told.append)
+    _, failure = await asyncio.gather(stopping, task, return_exceptions=True)
+    assert isinstance(failure, StopRequested)
+    lab.assert_nothing_left()
+    assert lab.verdicts(run.name) == ["cancelled"]
+    assert told[-1].startswith("stopped: no gang and no slice is left")
+    assert (lab.directory(run.name) + "/report/report.md") in files.names(lab.directory(run.name))
+    assert not lab.fence(run.name).open
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,13 @@ def _killed(evidence: Evidence) -> Verdict | None:
 def _program_failed(evidence: Evidence) -> Verdict:
     failed = _failed(evidence)
     if not failed:
-        return Verdict(VerdictKind.INFRASTRUCTURE, "the gang ended, and no host says why")
+        ended = any(host.ended_by_us for host in evidence.hosts)
+        reason = (
+            "the gang was ended by us, and who ended it died before it could write down why"
+            if ended
+            else "the gang ended, and no host says why"
+        )
+        return Verdict(VerdictKind.INFRASTRUCTURE, reason, slice_usable=ended and evidence.cloud.usable)
     own = [host for host in failed if not _fell_by_a_peer(host, evidence)]
     if not own:
         first = _first(failed)
