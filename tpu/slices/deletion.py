@@ -6,7 +6,7 @@ from tpu.cloud import CloudError, ErrorKind, NodeState, QueuedResourceState, Tpu
 from tpu.slices.clock import Clock
 from tpu.slices.condition import Look, take_look
 
-_FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.1, 10.0, 1.6
+_FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.05, 10.0, 1.6
 # A deletion that the cloud has begun may be forgotten by it: it is asked again after so long.
 _SEND_AGAIN_S = 60.0
 

@@ -44,7 +44,7 @@ __all__ = [
 
 # Pauses between two looks, in seconds. They begin short, for clouds that are quick, and grow to what is kind
 # to the API's read quota when a slice takes its time.
-_FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.1, 10.0, 1.6
+_FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.05, 10.0, 1.6
 # Whether we still may act is read from an object of the bucket: not at every look.
 _ASK_AGAIN_S = 10.0
 # The node of an active queued resource shows within moments; if it does not, it has been taken away.
