@@ -131,7 +131,11 @@ def median(values: Sequence[float]) -> float:
 
 def machine() -> dict[str, Any]:
     """What the figures were taken on."""
-    names = [line.partition(":")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    names = [
+        line.partition(":")[2]
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     return {
         "cpu": names[0].strip() if names else "unknown",
         "cores": len(os.sched_getaffinity(0)),

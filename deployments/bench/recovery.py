@@ -17,10 +17,9 @@ from pathlib import Path
 
 from deployments.bench import by_hand
 from deployments.bench.lab import BenchFailed, Lab, machine, median, open_lab, parser, say, tell, until
-from deployments.bench.timeline import recovery_parts, start_parts
+from deployments.bench.timeline import recovery_parts, start_parts, trainer_events
 from tpu.runs.config import RunConfig, load_run_config
 from tpu.runs.event_log import load_events
-from tpu.runtime.metrics import read_events
 
 GOAL = 1.5
 CONFIG = Path("deployments/runs/icl.yaml")
@@ -89,19 +88,7 @@ def recover(lab: Lab, config: RunConfig) -> Parts:
             "a commit of the second attempt", flow, WAIT_S,
         )  # fmt: skip
     run_dir = lab.run_dir(config.name)
-    trainer = [event for attempt, event in read_records_of(run_dir) if attempt == 2]
-    return recovery_parts(killed, load_events(run_dir), trainer)
-
-
-def read_records_of(run_dir: str) -> list[tuple[int, dict[str, object]]]:
-    """Events of all attempts; steps are kept apart from them in the bucket, and are put back by their time."""
-    from tpu.runtime.metrics import read_records
-
-    records = [
-        (attempt, record if "event" in record else {"event": "step", **record})
-        for attempt, record in read_records(run_dir)
-    ]
-    return sorted(records, key=lambda one: (one[0], float(str(one[1]["t"]))))
+    return recovery_parts(killed, load_events(run_dir), trainer_events(run_dir, attempt=2))
 
 
 def start_by_hand(lab: Lab, config: RunConfig) -> Parts:

@@ -1,4 +1,4 @@
-"""From the events of a run to the seconds of its parts. Pure."""
+"""From the events of a run to the seconds of its parts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from itertools import pairwise
 from typing import Any
 
 from tpu.runs.event_log import RunEvent
+from tpu.runtime.metrics import read_records
 
 Event = dict[str, Any]
+
+
+def trainer_events(run_dir: str, attempt: int) -> list[Event]:
+    """What a trainer said, from the bucket, in the order of time; there its steps carry no `event`."""
+    records: list[Event] = [
+        record if "event" in record else {"event": "step", **record}
+        for number, record in read_records(run_dir)
+        if number == attempt
+    ]
+    return sorted(records, key=lambda record: record["t"])
 
 
 def phase_seconds(events: Sequence[Event], end: float) -> dict[str, float]:
@@ -45,8 +56,8 @@ def start_parts(began: float, events: Sequence[Event]) -> dict[str, float]:
 def recovery_parts(killed: float, run: Iterable[RunEvent], trainer: Sequence[Event]) -> dict[str, float]:
     """Seconds from a host's death to the first new step, in parts that sum to it.
 
-    `run` are the run's own events, `trainer` those of the second attempt's trainer. `delete` is closing the attempt and the
-    deletion of the lost slice, `provision` the task's retry and the creation of the next one, `launch` includes
+    `run` are the run's own events, `trainer` those of the second attempt's trainer. `delete` is closing the attempt and
+    deleting the lost slice, `provision` the task's retry and the creation of the next one, `launch` includes
     opening the attempt.
     """
     at: dict[str, float] = {}
