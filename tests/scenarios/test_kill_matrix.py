@@ -17,8 +17,8 @@ from tpu.runs.config import RunConfig
 from tpu.runs.evaluation import load_evaluation
 
 TRAINER = "numpy_trainer"
-# 64 MB a checkpoint, so that a save lasts.
-LARGE = {"NUMPY_ARRAYS": "4", "NUMPY_SIZE": "2000000"}
+# 16 MB a checkpoint, so that a save lasts a little.
+LARGE = {"NUMPY_ARRAYS": "4", "NUMPY_SIZE": "500000"}
 
 
 def large_run(lab: Lab, name: str, **values: object) -> RunConfig:

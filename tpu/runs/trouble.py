@@ -14,7 +14,7 @@ CLOUD_WORD_S = 60.0
 # A machine dies a moment before the cloud says so.
 CLOUD_LAG_S, CLOUD_LAG_POLL_S = 2.0, 0.25
 # While hosts are waited for, the cloud is asked after so long, and then less and less often.
-FIRST_LOOK_S, LONGEST_LOOK_S, LOOK_GROWTH = 1.0, 10.0, 1.6
+FIRST_LOOK_S, LONGEST_LOOK_S, LOOK_GROWTH = 0.5, 10.0, 1.6
 
 Result = TypeVar("Result")
 Look = Callable[[], Awaitable[LifeView]]
