@@ -21,6 +21,7 @@ from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, this_process
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import open_run
+from tpu.unbroken import unbroken
 
 
 @flow(name="train", flow_run_name="{run.name}")
@@ -54,14 +55,17 @@ async def train_to_the_end(
         failure: BaseException | None = None
         evaluations: list[asyncio.Task[dict[str, float]]] = []
         try:
+            await driver.take_up()
             await train_all_segments(driver, evaluations)
         except ControllerLost:
             raise  # another process drives the run now: nothing here may be cleaned up
         except BaseException as error:
             failure = error
-        await clean_up(
-            driver, "training is done" if failure is None else str(failure) or type(failure).__name__
-        )
+        why = "training is done" if failure is None else str(failure) or type(failure).__name__
+        await unbroken(clean_up(driver, why))
+        if isinstance(failure, asyncio.CancelledError):
+            for evaluation in evaluations:
+                evaluation.cancel()  # a person who wants to leave does not wait for them
         async with driver.waiting_for_evaluation():
             answers = await asyncio.gather(*evaluations, return_exceptions=True)
         report = await publish_report(driver, failure)

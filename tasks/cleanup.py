@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tpu.runs.controller import ControllerLost
 from tpu.runs.driver import RunDriver
 
 
-@task(name="clean_up", task_run_name="clean up", retries=3, retry_delay_seconds=10, cache_policy=NO_CACHE)
+def still_ours(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Whoever drives the run now cleans up what it has."""
+    return not isinstance(state.data, ControllerLost)
+
+
+@task(
+    name="clean_up",
+    task_run_name="clean up",
+    retries=3,
+    retry_delay_seconds=10,
+    retry_condition_fn=still_ours,
+    cache_policy=NO_CACHE,
+)
 async def clean_up(driver: RunDriver, why: str) -> None:
     """Return when the gang is confirmed dead and the cloud says that every slice is gone."""
     await driver.clean_up(why)

@@ -75,6 +75,42 @@ async def test_O1_a_gang_that_the_dead_driver_had_ended_is_charged_to_nobody(lab
     lab.assert_as_undisturbed(run)
 
 
+async def test_a_cancellation_while_cleaning_up_does_not_leave_it_half_done(lab: Lab):
+    run = lab.numpy_run("impatient", steps=10, every=10)
+    lab.emulator.set_delete_delay(3)
+    task = asyncio.create_task(lab.train(run))
+    await lab.until(lambda: any(n["state"] == "DELETING" for n in lab.emulator.nodes()), "the deletion", task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    lab.assert_nothing_left()
+    assert lab.events(run.name, "slice-deleted")
+
+
+@pytest.mark.parametrize("then", ["goes on", "is cancelled"])
+async def test_V6_a_flow_that_died_while_provisioning_left_a_slice_that_is_found(
+    lab: Lab, tmp_path: Path, then: str
+):
+    run = lab.numpy_run("found", steps=10, every=10)
+    lab.emulator.set_delay(8 if then == "goes on" else 600)
+    async with started(tmp_path, configuration(tmp_path, run)) as flow:
+        (made,) = await lab.until(lab.emulator.nodes, "a node in creation")
+        flow.signal(signal.SIGKILL)
+        await flow.exit_code()
+    task = asyncio.create_task(lab.train(run))
+    if then == "goes on":
+        await task
+        assert [e.detail["slice"] for e in lab.events(run.name, "slice-ready")] == [made["node"]]
+        lab.assert_as_undisturbed(run)
+    else:
+        await lab.until(lambda: len(lab.events(run.name, "driver-started")) == 2, "the second start", task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(lab.events(run.name, "slice-intended")) == 1
+    lab.assert_nothing_left()
+
+
 async def test_stopped_on_request_it_saves_deletes_and_goes_on_later(lab: Lab):
     run = lab.numpy_run("asked", steps=200, every=50, step_s=0.1)
     task = asyncio.create_task(lab.train(run))

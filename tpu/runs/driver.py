@@ -490,7 +490,7 @@ class RunDriver:
         ended = {e.detail["attempt"] for e in self.log.events if e.kind == "attempt-ended"}
         running = started.get(fence.attempt) if fence.open and fence.attempt not in ended else None
         for name in self.slices_not_deleted():
-            view = await slice_condition(self._cloud, self.record.config.slice.zone, name)
+            view = await self._left_behind(name)
             wanted = (running is not None and running["slice"] == name) or (
                 running is None and self._slice is None and not to_end
             )
@@ -505,22 +505,43 @@ class RunDriver:
     async def _find_again(self, name: str) -> ReadySlice | None:
         """The slice that an earlier driver asked for, once it is ready; None if it is lost meanwhile.
 
+        A gang may be training on it, so a cloud that does not answer is waited for.
+
         Raises:
-            CloudError: it may still live, but cannot be had now; it is left as it is.
+            CloudError: it was not ready in time, or the cloud refuses for good.
         """
-        config = self.record.config
-        request = launch.slice_request(config, self._connection, self._identity)
-        try:
-            found = await provision(
-                self._cloud, request, name, self._clock, self.report, self._still_wanted, keep=True
-            )
-        except CloudError:
-            if (await slice_condition(self._cloud, config.slice.zone, name)).condition is Condition.LOST:
-                return None
-            raise
-        if not any(e.kind == "slice-ready" and e.detail["slice"] == name for e in self.log.events):
+        request = launch.slice_request(self.record.config, self._connection, self._identity)
+        end = self._clock.monotonic() + request.deadline_s
+        while True:
+            try:
+                found = await provision(
+                    self._cloud, request, name, self._clock, self.report, self._still_wanted, keep=True
+                )
+                break
+            except CloudError as error:
+                if (await self._left_behind(name)).lost:
+                    return None
+                if not error.retryable or self._clock.monotonic() > end:
+                    raise
+                self.report(f"cannot take {name} up yet, trying again: {error}")
+            await self._pause(CLOUD_POLL_S)
+        if not self._was_ready(name):
             await self.note("slice-ready", slice=name)
         return found
+
+    def _was_ready(self, name: str) -> bool:
+        return any(e.kind == "slice-ready" and e.detail["slice"] == name for e in self.log.events)
+
+    async def _left_behind(self, name: str) -> LifeView:
+        """What the cloud says of a slice that an earlier driver asked for: it may still be on its way."""
+        wanted = self.record.config.slice
+        return await slice_condition(
+            self._cloud,
+            wanted.zone,
+            name,
+            spot=wanted.provisioning == "spot",
+            was_ready=self._was_ready(name),
+        )
 
     async def _take_up_gang(self, fence: Fence, running: dict[str, Any]) -> None:
         number = fence.attempt
@@ -592,6 +613,18 @@ class RunDriver:
         await self.stop(why)
         for name in self.slices_not_deleted():
             await self.delete(name, why)
+        await self._close_attempt_without_gang(why)
+
+    async def _close_attempt_without_gang(self, why: str) -> None:
+        """Close an attempt that nobody followed; with its slice its gang is gone."""
+        fence = await self.fence()
+        ended = {e.detail["attempt"] for e in self.log.events if e.kind == "attempt-ended"}
+        for event in self.log.events:
+            if event.kind == "attempt-started" and event.detail["attempt"] not in ended and fence.open:
+                await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
+                await self._note_attempt_without_gang(
+                    event.detail["attempt"], event.detail["slice"], VerdictKind.CANCELLED, f"stopped: {why}"
+                )
 
 
 def _resumed_at(fence: Fence, attempt: int) -> int:

@@ -58,7 +58,7 @@ async def open_run(
     take_over: bool = False,
     clock: Clock | None = None,
 ) -> AsyncIterator[RunDriver]:
-    """The driver of a run, with a live gang taken up if there is one.
+    """The driver of a run; let it `take_up` first what an earlier one left.
 
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
@@ -76,7 +76,6 @@ async def open_run(
     async with _driving(
         record, code, run_dir, owner, secrets, report, listener, connection, take_over, clock
     ) as driver:
-        await driver.take_up()
         yield driver
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from tpu.cloud import (
     CloudError,
@@ -29,6 +28,7 @@ from tpu.slices.hosts import host_addresses
 from tpu.slices.labels import intent_hash
 from tpu.slices.request import SliceRequest
 from tpu.topology import accelerator_type
+from tpu.unbroken import unbroken
 
 __all__ = [
     "DeletionUnconfirmed",
@@ -60,8 +60,6 @@ _SETTLE_S = 3.0
 _ANSWER_LOST = frozenset({ErrorKind.UNAVAILABLE, ErrorKind.INTERNAL, ErrorKind.UNKNOWN, ErrorKind.CANCELLED})
 # After these something may have been made. After any other refusal nothing was.
 _MAYBE_MADE = _ANSWER_LOST | {ErrorKind.PREEMPTED, ErrorKind.WRONG_STATE}
-
-Result = TypeVar("Result")
 
 
 class NotReady(CloudError):
@@ -193,7 +191,7 @@ class _Creation:
         )
         self.maybe_made = True
         try:
-            await _unbroken(
+            await unbroken(
                 self._cloud.create_queued_resource(request.zone, self._name, QueuedResourceRequest(node))
             )
         except CloudError as error:
@@ -274,7 +272,7 @@ class _Creation:
                 self._report(str(error))
                 cause.add_note(str(error))
 
-        await _unbroken(delete())
+        await unbroken(delete())
 
     async def _look(self, was_ready: bool) -> tuple[Look | None, LifeView]:
         try:
@@ -329,19 +327,3 @@ class _Creation:
         else:
             kind = ErrorKind.INTERNAL
         return CloudError(kind, 0, seen.reason, wanted=self.wanted, in_operation=True)
-
-
-async def _unbroken(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run `work` to its end even if we are cancelled meanwhile; the cancellation is raised after it."""
-    task = asyncio.ensure_future(work)
-    cancellation: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as error:
-            cancellation = error
-    if cancellation is not None:
-        if not task.cancelled():
-            task.exception()  # taken note of: the cancellation outranks it
-        raise cancellation
-    return task.result()
