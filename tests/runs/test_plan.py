@@ -39,3 +39,5 @@ def test_impossible_rules_are_refused_with_a_sentence():
         CheckpointRule(every=5, at=[3])
     with pytest.raises(ValueError, match="11 is not between 1 and steps = 10"):
         stop_steps(CheckpointRule(at=[3, 11]), 10)
+    with pytest.raises(ValueError, match="50000 of them in 1000000 steps, more than 10000"):
+        stop_steps(CheckpointRule(every=20), 10**6)

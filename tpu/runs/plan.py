@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+# All stop steps stand in one environment variable of the program, and the kernel takes 128 KiB of one.
+MOST_SEGMENTS = 10_000
+
 
 class CheckpointRule(BaseModel):
     """At which steps a checkpoint is planned; exactly one of `every`, `log_spaced` and `at`."""
@@ -36,7 +39,7 @@ def stop_steps(rule: CheckpointRule, steps: int) -> tuple[int, ...]:
     Without a rule there are five even segments.
 
     Raises:
-        ValueError: a step of `at` lies outside 1…steps.
+        ValueError: a step of `at` lies outside 1…steps, or there are more than MOST_SEGMENTS.
     """
     if rule.at is not None:
         outside = [step for step in rule.at if not 1 <= step <= steps]
@@ -49,4 +52,8 @@ def stop_steps(rule: CheckpointRule, steps: int) -> tuple[int, ...]:
     else:
         every = rule.every or max(1, -(-steps // 5))
         stops = set(range(every, steps + 1, every))
+    if len(stops) > MOST_SEGMENTS:
+        raise ValueError(
+            f"checkpoints: {len(stops)} of them in {steps} steps, more than {MOST_SEGMENTS}: take them less often"
+        )
     return tuple(sorted(stops | {steps}))
