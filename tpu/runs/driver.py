@@ -96,6 +96,7 @@ class RunDriver:
         self._listener = listener
         self._slice: ReadySlice | None = None
         self._installed: Installed | None = None
+        self._relay: Bundle | None = None
         self._watch: GangWatch | None = None
         self._spec: GangSpec | None = None
         self._attempt_task: asyncio.Task[Verdict] | None = None
@@ -300,9 +301,15 @@ class RunDriver:
         config = self.record.config
         async with self._hosts() as group:
             return await sync_code(
-                group, [self._code, await asyncio.to_thread(relay_bundle)], config.environment,
+                group, [self._code, await self._own_code()], config.environment,
                 launch.requirements_text(config, self._code), self._connection.host_python, self.report,
             )  # fmt: skip
+
+    async def _own_code(self) -> Bundle:
+        """Packed once: a run that goes on after a preemption goes on with the same."""
+        if self._relay is None:
+            self._relay = await asyncio.to_thread(relay_bundle)
+        return self._relay
 
     @contextlib.asynccontextmanager
     async def preparing(self) -> AsyncIterator[None]:

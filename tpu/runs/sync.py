@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import shlex
 from collections.abc import Callable, Sequence
@@ -49,18 +50,14 @@ async def sync_code(
     names = [f"{bundle.sha256[:20]}" for bundle in bundles]
     listed = await _everywhere(group, "mkdir -p ~/.relay/code && cd ~/.relay/code && pwd && ls", UNPACK_S)
     root = listed[0].splitlines()[0]
-    for name, bundle in zip(names, bundles, strict=True):
-        if all(name in text.splitlines() for text in listed):
-            continue
+    missing = [
+        (name, bundle)
+        for name, bundle in zip(names, bundles, strict=True)
+        if not all(name in text.splitlines() for text in listed)
+    ]
+    for _, bundle in missing:
         report(f"sync: {bundle.source} ({len(bundle.data) / 1024:.0f} KiB) to {len(listed)} host(s)")
-        # Unpacked beside its place and renamed, so that a broken transfer never looks whole.
-        part = f"~/.relay/code/{name}.part.$$"
-        await _everywhere(
-            group,
-            f"mkdir -p {part} && tar -xzf - -C {part} && (mv -T {part} ~/.relay/code/{name} || rm -rf {part})",
-            UNPACK_S,
-            bundle.data,
-        )
+    await asyncio.gather(*(_unpack(group, name, bundle) for name, bundle in dict(missing).items()))
     folders = [f"{root}/{name}" for name in names]
     if host_python and requirements is None:
         python = host_python
@@ -69,6 +66,17 @@ async def sync_code(
             group, environment, requirements or _own_requirements(), folders[0], report
         )
     return Installed(folders[0], tuple(folders), python, python.rpartition("/")[0])
+
+
+async def _unpack(group: HostGroup, name: str, bundle: Bundle) -> None:
+    # Unpacked beside its place and renamed, so that a broken transfer never looks whole.
+    part = f"~/.relay/code/{name}.part.$$"
+    await _everywhere(
+        group,
+        f"mkdir -p {part} && tar -xzf - -C {part} && (mv -T {part} ~/.relay/code/{name} || rm -rf {part})",
+        UNPACK_S,
+        bundle.data,
+    )
 
 
 async def _build_environment(
