@@ -124,9 +124,10 @@ class Lab:
                 process.kill()
                 await process.wait()
 
-    async def preempt(self, **how: Any) -> str:
-        """Preempt the one slice that is ready, as Emulator.preempt does; returns its name."""
-        (node,) = self.ready_nodes()
+    async def preempt(self, run: RunConfig | None = None, **how: Any) -> str:
+        """Preempt the one slice (of a run) that is ready, as Emulator.preempt does; returns its name."""
+        mine = f"relay-{run.name}-" if run is not None else ""
+        (node,) = [node for node in self.ready_nodes() if node.startswith(mine)]
         await asyncio.to_thread(self.emulator.preempt, node, **how)
         return node
 

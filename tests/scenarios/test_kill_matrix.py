@@ -85,18 +85,35 @@ async def test_a_kill_in_the_middle_of_a_save_costs_no_commit_and_no_bit(
     lab.assert_as_undisturbed(run)
 
 
+def evaluators(hold: Path) -> list[int]:
+    """Processes of this machine that evaluate for this test."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if b"tests.trainers.evaluator" in (process / "cmdline").read_bytes():
+                found += (
+                    [int(process.name)] if str(hold).encode() in (process / "environ").read_bytes() else []
+                )
+    return found
+
+
 async def test_O1_the_flow_is_killed_in_the_middle_of_a_save_and_started_again(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    evaluated = tmp_path / "evaluated"
-    monkeypatch.setenv("EVALUATED", str(evaluated))
-    monkeypatch.setenv("HOLD", str(tmp_path / "never"))
+    hold = tmp_path / "hold"
+    hold.touch()
+    monkeypatch.setenv("EVALUATED", str(tmp_path / "evaluated"))
+    monkeypatch.setenv("HOLD", str(hold))
     run = large_run(lab, "kill-flow", evaluate="commits",
                     evaluate_command=[sys.executable, "-m", "tests.trainers.evaluator"])  # fmt: skip
     async with lab.flow_process(run, tmp_path) as flow:
+        await lab.until(lambda: evaluators(hold), "an evaluation")
         async with frozen_in_save(lab, run) as (_, pids):
             flow.send_signal(signal.SIGKILL)
             await flow.wait()
+            # What it had started here, an evaluation that takes its time, goes with it.
+            await lab.until(lambda: not evaluators(hold), "the end of its evaluation")
+            hold.unlink()
         # The gang goes on by itself.
         before = lab.newest_step(run.name)
         await lab.until(lambda: lab.newest_step(run.name) > before, "another commit")

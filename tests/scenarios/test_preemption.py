@@ -37,17 +37,19 @@ def names_in_order(lab: Lab, run: RunConfig, *kinds: str) -> list[str]:
     return told
 
 
-@pytest.mark.parametrize("state", ["TERMINATED", "STOPPED", "UNKNOWN", "gone"])
-async def test_P1_a_spot_node_in_any_other_state_than_ready_is_preempted(lab: Lab, state: str):
-    run = lab.numpy_run("odd-state", steps=40, variables=STAYS)
-    async with lab.training(run) as task:
-        await lab.until_step(run.name, 20, task)
-        await lab.preempt(state=state)
-    assert lab.verdicts(run.name) == ["preempted", "finished"]
-    # The old slice is gone before a new one is asked for, so that two never count against the quota.
-    assert names_in_order(lab, run, "slice-intended", "slice-deleted") == [
-        "intended 1", "deleted 1", "intended 2", "deleted 2"]  # fmt: skip
-    lab.assert_as_undisturbed(run)
+async def test_P1_a_spot_node_in_any_other_state_than_ready_is_preempted(lab: Lab):
+    async def train_and_show(state: str) -> None:
+        run = lab.numpy_run(f"odd-{state.lower()}", steps=40, variables=STAYS)
+        async with lab.training(run) as task:
+            await lab.until_step(run.name, 20, task)
+            await lab.preempt(run, state=state)
+        assert lab.verdicts(run.name) == ["preempted", "finished"], state
+        # The old slice is gone before a new one is asked for, so that two never count against the quota.
+        assert names_in_order(lab, run, "slice-intended", "slice-deleted") == [
+            "intended 1", "deleted 1", "intended 2", "deleted 2"]  # fmt: skip
+        lab.assert_as_undisturbed(run)
+
+    await asyncio.gather(*map(train_and_show, ("TERMINATED", "STOPPED", "UNKNOWN", "gone")))
 
 
 async def test_P2_preempted_while_being_created_it_is_made_again(lab: Lab):
@@ -141,10 +143,9 @@ async def test_P6_preempted_before_its_evaluation_a_checkpoint_is_evaluated_once
         assert load_evaluation(lab.directory(run.name), 20) is None
         hold.unlink()
     assert lab.verdicts(run.name) == ["preempted", "finished"]
-    assert [load_evaluation(lab.directory(run.name), step) for step in (20, 40)] == [
-        {"step": 20},
-        {"step": 40},
-    ]
+    for step, attempt in ((20, 1), (40, 2)):
+        checkpoint = f"{lab.directory(run.name)}/checkpoints/{step}/{attempt}"
+        assert load_evaluation(lab.directory(run.name), step) == {"step": step, "checkpoint": checkpoint}
     assert sorted(evaluated.read_text().split()) == ["20", "40"]
 
 

@@ -12,4 +12,4 @@ with Path(os.environ["EVALUATED"]).open("a") as file:
     file.write(f"{step}\n")
 while Path(os.environ["HOLD"]).exists():
     time.sleep(0.05)
-print(json.dumps({"step": step}))
+print(json.dumps({"step": step, "checkpoint": os.environ["RELAY_CHECKPOINT"]}))

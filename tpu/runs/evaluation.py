@@ -9,9 +9,22 @@ import sys
 from collections.abc import Callable
 
 from tpu.checkpoint import objects
+from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint.paths import checkpoint_url
 from tpu.runs.record import RunRecord
 
 EVALUATION_S = 3600.0
+# Runs a command that dies with the process that started it, even by SIGKILL (where the kernel can do that): a flow
+# that is killed and started again evaluates again, and must not leave an evaluator behind.
+_DIES_WITH_US = """
+import ctypes, os, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+if prctl is not None:
+    prctl(1, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 class EvaluationFailed(RuntimeError):
@@ -46,9 +59,15 @@ async def evaluate_checkpoint(
         str(step),
     ]
     # The flow's machine may have no accelerator, and the flow and its emulator need the processor too.
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "RELAY_RUN_DIR": run_dir, "RELAY_STEP": str(step)}
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "RELAY_RUN_DIR": run_dir,
+        "RELAY_STEP": str(step),
+        "RELAY_CHECKPOINT": await asyncio.to_thread(_checkpoint_of, run_dir, step),
+    }
     process = await asyncio.create_subprocess_exec(
-        *command, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *command,
+        env=environment, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
@@ -74,3 +93,9 @@ async def evaluate_checkpoint(
     except objects.ObjectExists:
         report(f"step {step} was evaluated twice at the same time; the first answer stands")
     return metrics
+
+
+def _checkpoint_of(run_dir: str, step: int) -> str:
+    """Folder of the newest commit of `step`; empty if there is none (any more)."""
+    commit = max((c for c in load_fence(run_dir).commits if c.step == step), default=None)
+    return checkpoint_url(run_dir, step, commit.attempt) if commit else ""
