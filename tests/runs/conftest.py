@@ -73,17 +73,20 @@ class Track:
         )
 
     @contextlib.asynccontextmanager
-    async def driving(self, run: RunConfig) -> AsyncIterator[RunDriver]:
+    async def driving(
+        self, run: RunConfig, report: Callable[[str], None] = lambda _: None, folder: Path | None = None
+    ) -> AsyncIterator[RunDriver]:
         """A driver of a run, with the hosts' words dropped."""
         async with open_run(
             run,
             this_process(f"test-{run.name}"),
             secrets={},
-            report=lambda _: None,
+            report=report,
             listener=NoListener(),
             connection=Connection.from_environment(self.emulator.env),
-            folder=self.folder,
+            folder=folder or self.folder,
         ) as driver:
+            await driver.take_up()
             yield driver
 
     async def train(self, run: RunConfig) -> RunRecord:

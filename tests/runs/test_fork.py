@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.runs.conftest import Track
@@ -32,8 +34,10 @@ SIZES = {"NUMPY_SIZE": "32"}
 
 
 async def test_an_extended_run_has_the_bits_of_one_that_was_long_from_the_start(track: Track):
-    await track.train(track.numpy_run("long", steps=80, variables=SIZES))
-    await track.train(track.numpy_run("short", steps=40, variables=SIZES))
+    await asyncio.gather(
+        track.train(track.numpy_run("long", steps=80, variables=SIZES)),
+        track.train(track.numpy_run("short", steps=40, variables=SIZES)),
+    )
     assert track.digest("short") == track.digest("long", 40) != track.digest("long")
     record = extend(track.directory("short"), 80)
     assert record.segments == (20, 40, 60, 80)
@@ -56,8 +60,7 @@ async def test_a_fork_goes_on_from_its_parent_under_other_settings(track: Track)
     assert [(c.step, c.attempt) for c in track.fence("other").commits] == [(20, 0)]
     assert track.digest("other") == track.digest("parent", 20)
 
-    await track.train(load_record(same_dir).config)
-    await track.train(load_record(other_dir).config)
+    await asyncio.gather(*(track.train(load_record(each).config) for each in (same_dir, other_dir)))
     assert track.digest("same") == track.digest("parent")  # how long a step lasts changes no number
     assert track.digest("other", 40) != track.digest("parent", 40)
     assert [step for step, _ in track.losses("other")] == list(range(21, 61))

@@ -99,8 +99,7 @@ async def test_a_run_whose_driver_died_is_stopped_and_goes_on_to_the_same_bits(t
     again = await asyncio.to_thread(relay_process, "stop", "left")
     assert again.out == answer.out.splitlines(keepends=True)[-1]  # nothing is left to do
 
-    await track.train(run)
-    await track.train(track.numpy_run("undisturbed", steps=200, every=200))
+    await asyncio.gather(track.train(run), track.train(track.numpy_run("undisturbed", steps=200, every=200)))
     assert track.digest("left") == track.digest("undisturbed")
     assert track.losses("left") == track.losses("undisturbed")
     track.assert_nothing_left()
