@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tpu.checkpoint import torch_leaves
 from tpu.checkpoint.tree import Leaves, StateMismatch, as_array
 
 # Several files of a moderate size go up side by side, and one damaged file is read again quickly.
@@ -226,6 +227,9 @@ def placed(name: str, leaf: Any, value: np.ndarray) -> Any:
         return Shard(value[index].copy(), leaf.start, leaf.shape)
     if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
         return type(leaf)(value.item())
+    if torch_leaves.is_tensor(leaf):
+        _check_like(name, tuple(leaf.shape), named_dtype(torch_leaves.dtype_name(leaf)), value)
+        return torch_leaves.tensor_like(leaf, value)
     _check_like(name, np.shape(leaf), np.asarray(leaf).dtype, value)
     return value[()] if isinstance(leaf, np.generic) else value
 

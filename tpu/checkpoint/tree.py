@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tpu.checkpoint import torch_leaves
+
 Leaves = dict[str, Any]
 
 
@@ -26,7 +28,7 @@ class StateMismatch(ValueError):
 
 def leaves_of(state: Any) -> Leaves:
     """All arrays and numbers of `state` by name. Functions and None are part of the program, not of the
-    state.
+    state; PyTorch modules, optimizers and schedulers stand for what their `state_dict()` holds.
 
     Raises:
         UnsavableState: a leaf is something else, such as text, or two leaves have one name.
@@ -34,6 +36,10 @@ def leaves_of(state: Any) -> Leaves:
     found: Leaves = {}
 
     def take(name: str, leaf: Any) -> Any:
+        if torch_leaves.is_stateful(leaf):
+            for inner, value in torch_leaves.saved_leaves(name, leaf):
+                take(inner, value)
+            return leaf
         if leaf is None or (callable(leaf) and not hasattr(leaf, "dtype")):
             return leaf
         if not (hasattr(leaf, "dtype") or isinstance(leaf, bool | int | float | complex)):
@@ -48,6 +54,32 @@ def leaves_of(state: Any) -> Leaves:
 
     map_leaves(state, take)
     return found
+
+
+def make_room(state: Any, stored: set[str]) -> None:
+    """Let optimizers of PyTorch that have not made a step have the moments that a checkpoint (`stored`) has."""
+
+    def ask(name: str, leaf: Any) -> Any:
+        if torch_leaves.is_stateful(leaf):
+            torch_leaves.make_room(name, leaf, stored)
+        return leaf
+
+    map_leaves(state, ask)
+
+
+def placed_leaves(state: Any, change: Callable[[str, Any], Any]) -> Any:
+    """`state` with each leaf of `leaves_of` replaced by `change(name, leaf)`; what is no such leaf is passed to it too.
+
+    PyTorch modules, optimizers and schedulers stay the same objects and load their values.
+    """
+
+    def place(name: str, leaf: Any) -> Any:
+        if torch_leaves.is_stateful(leaf):
+            torch_leaves.load(name, leaf, change)
+            return leaf
+        return change(name, leaf)
+
+    return map_leaves(state, place)
 
 
 def map_leaves(state: Any, change: Callable[[str, Any], Any]) -> Any:
@@ -83,5 +115,7 @@ def _map_plain(path: tuple[str, ...], node: Any, change: Callable[[str, Any], An
 
 
 def as_array(leaf: Any) -> np.ndarray:
-    """A NumPy copy of a number or NumPy leaf."""
+    """A NumPy copy of a number, a NumPy leaf or a tensor of PyTorch."""
+    if torch_leaves.is_tensor(leaf):
+        return torch_leaves.host_array(leaf)
     return np.array(leaf, copy=True)

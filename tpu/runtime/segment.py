@@ -29,7 +29,7 @@ from tpu.checkpoint.fence import FencedOut
 from tpu.checkpoint.manifest import environment_difference
 from tpu.checkpoint.save import DivergedError, SaveFailed, Saver, SaveTarget, is_infrastructure
 from tpu.checkpoint.shards import placed
-from tpu.checkpoint.tree import StateMismatch, leaves_of, map_leaves
+from tpu.checkpoint.tree import StateMismatch, leaves_of, make_room, placed_leaves
 from tpu.runtime.events import EventLog
 from tpu.runtime.fingerprint import MixedEnvironment, fingerprint
 from tpu.runtime.metrics import MetricsWriter
@@ -217,8 +217,12 @@ class Segment:
             self._kept_step = 0
             return state
         self._mixed = self._is_mixed(found.manifest.environment, found.manifest.mixed, found.step)
+        make_room(state, set(found.arrays))
+        leaves = leaves_of(state)
         _check_names(set(leaves), set(found.arrays))
-        state = map_leaves(state, lambda n, leaf: placed(n, leaf, found.arrays[n]) if n in leaves else leaf)
+        state = placed_leaves(
+            state, lambda n, leaf: placed(n, leaf, found.arrays[n]) if n in leaves else leaf
+        )
         self.step = self._kept_step = found.step
         self._event("restored", step=found.step, attempt=found.attempt, mixed=self._mixed)
         return state
