@@ -1,7 +1,7 @@
 # tpu-relay. `make help` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint bench ui clean
+.PHONY: help setup setup-xla train test test-xla lint bench ui clean
 
 # The first Python of 3.11 or newer; or name one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -9,14 +9,18 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# PyTorch/XLA lives in an environment of its own: 8 GB, and only one version of torch fits.
+VENV_XLA := .venv-xla
+READY_XLA := $(VENV_XLA)/.ready
 
 RUN ?= icl
+FRAMEWORK ?= jax
 BENCH ?= overhead
 T ?=
 
 help: ## List every target
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  RUN=icl|bytelm for train, BENCH=overhead|recovery for bench, T='-k word' for test"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "  RUN=icl|bytelm and FRAMEWORK=jax|xla for train, BENCH=overhead|recovery|xla for bench, T='-k word' for test"
 
 setup: $(READY) ## Only set up: a virtual environment in .venv with all packages (once)
 
@@ -30,18 +34,31 @@ $(READY): pyproject.toml
 	@touch $(READY)
 	@echo "== set up"
 
-train: $(READY) ## Run the main job: a training on emulated TPU slices that survives two preemptions (RUN=icl or bytelm)
-	@$(BIN)/python -m deployments.demo $(RUN)
+setup-xla: $(READY_XLA) ## Only set up PyTorch/XLA: .venv-xla, 3-5 minutes and 8 GB (once)
+
+$(READY_XLA): pyproject.toml | $(READY)
+	@echo "== setting up .venv-xla with PyTorch/XLA: 3-5 minutes and 8 GB, once"
+	@test -x $(VENV_XLA)/bin/python || $(BIN)/python -m venv $(VENV_XLA)
+	@$(BIN)/uv pip install --quiet --python $(VENV_XLA)/bin/python --editable '.[dev,xla]'
+	@touch $(READY_XLA)
+	@echo "== set up"
+
+train: $(READY) $(if $(filter xla,$(FRAMEWORK)),$(READY_XLA)) ## Run the main job: a training on emulated TPU slices that survives two preemptions (RUN=icl or bytelm, FRAMEWORK=jax or xla)
+	@$(BIN)/python -m deployments.demo $(RUN) --framework $(FRAMEWORK)
 
 test: $(READY) lint ## Pass all tests (T='-k word' picks some)
 	@echo "== testing: at most 15 minutes on 2 cores; no cloud is touched"
 	@$(BIN)/python -m pytest $(T)
 
+test-xla: $(READY_XLA) ## Pass the tests of the PyTorch/XLA trainer, in .venv-xla (T='-k word' picks some)
+	@echo "== testing PyTorch/XLA: about 10 minutes on 2 cores; no cloud is touched"
+	@$(VENV_XLA)/bin/python -m pytest tests/xla $(T)
+
 lint: $(READY) ## Check style, types and the arrows between packages
 	@echo "== ruff, pyright, import-linter"
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports --no-logo
 
-bench: $(READY) ## Measure against a peer or the limit; prints one JSON object last (BENCH=overhead or recovery)
+bench: $(READY) $(if $(filter xla,$(BENCH)),$(READY_XLA)) ## Measure against a peer or the limit; prints one JSON object last (BENCH=overhead, recovery or xla)
 	@$(BIN)/python -m deployments.bench.$(BENCH)
 
 ui: $(READY) ## Look at the runs of `make train` in the Prefect UI (Ctrl-C ends it)

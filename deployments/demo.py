@@ -24,6 +24,8 @@ from tpu.runs.config import RunConfig, load_run_config
 from tpu.runs.record import run_directory
 
 RELAY_FOLDER = Path(".relay")
+# One host: torch_xla's CPU runtime, with which an emulated host trains, has no way between processes.
+FOR_XLA = {"framework": "xla", "slice.accelerator_type": "v4-8", "slice.price_an_hour": 5.16}
 # Shorter than a line of Prefect's own, so that an event stays on one line of a terminal.
 PLAIN_LOG = {
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s | %(message)s",
@@ -40,6 +42,7 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deployments.demo", description=__doc__)
     parser.add_argument("run", nargs="?", default="icl", help="icl or bytelm: a file of deployments/runs")
+    parser.add_argument("--framework", choices=["jax", "xla"], default="jax", help="of the trainer (jax)")
     parser.add_argument(
         "--preemptions", type=int, default=2, help="how often the slice is taken away (default 2)"
     )
@@ -53,13 +56,21 @@ def main() -> None:
         if arguments.ui:
             serve_ui()
         else:
-            demonstrate(arguments.run, arguments.preemptions, check=not arguments.no_check)
+            demonstrate(
+                arguments.run, arguments.framework, arguments.preemptions, check=not arguments.no_check
+            )
 
 
-def demonstrate(run: str, preemptions: int, check: bool) -> None:
+def demonstrate(run: str, framework: str, preemptions: int, check: bool) -> None:
     """Train, preempt, report, compare. Exits 1 if the flow fails or the parameters differ."""
     file = Path(f"deployments/runs/{run}.yaml")
     config = load_run_config(file)
+    if framework == "xla":
+        config = load_run_config(file, FOR_XLA | {"name": f"{config.name}-xla"})
+        os.environ["TPU_RELAY_HOST_PYTHON_XLA"] = str(Path(".venv-xla/bin/python").absolute())
+        file = RELAY_FOLDER / f"{config.name}.yaml"
+        RELAY_FOLDER.mkdir(exist_ok=True)
+        file.write_text(config.model_dump_json())  # JSON is YAML
     began = time.monotonic()
     say("starting the Prefect server and the emulated Cloud TPU (about 15 s)")
     with prefect_server(RELAY_FOLDER / "prefect") as prefect, Emulator() as emulator:

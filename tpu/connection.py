@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 class ConnectionSettingsError(ValueError):
@@ -23,7 +24,8 @@ class Connection:
     `api_endpoint` is None for Google's own; otherwise `host:port` of a plain-text gRPC server that wants
     `api_key` as a bearer token. `ssh_route` is `external`, `internal`, `iap`, or a ProxyCommand in which
     `%h` and `%p` stand for address and port. `host_python` is an interpreter that the hosts already have
-    with every package in it; None means that an environment is built on each host.
+    with every package in it; None means that an environment is built on each host. `host_python_xla` is the same
+    for PyTorch/XLA, which has an environment of its own.
     """
 
     project: str
@@ -34,6 +36,7 @@ class Connection:
     ssh_port: int = 22
     ssh_route: str = "external"
     host_python: str | None = None
+    host_python_xla: str | None = None
     home: Path = Path.home() / ".tpu-relay"
 
     @classmethod
@@ -56,7 +59,9 @@ class Connection:
             )
         port = environment.get("TPU_RELAY_SSH_PORT", "22")
         if not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConnectionSettingsError(f"TPU_RELAY_SSH_PORT must be a port from 1 to 65535, found {port!r}")
+            raise ConnectionSettingsError(
+                f"TPU_RELAY_SSH_PORT must be a port from 1 to 65535, found {port!r}"
+            )
         home = environment.get("TPU_RELAY_HOME")
         return cls(
             project=project,
@@ -67,5 +72,10 @@ class Connection:
             ssh_port=int(port),
             ssh_route=environment.get("TPU_RELAY_SSH_ROUTE", "external"),
             host_python=environment.get("TPU_RELAY_HOST_PYTHON") or None,
+            host_python_xla=environment.get("TPU_RELAY_HOST_PYTHON_XLA") or None,
             home=Path(home) if home else Path.home() / ".tpu-relay",
         )
+
+    def host_python_for(self, framework: Literal["jax", "xla"]) -> str | None:
+        """The interpreter that the hosts already have for a program of this framework."""
+        return self.host_python_xla if framework == "xla" else self.host_python

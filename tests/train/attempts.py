@@ -1,4 +1,4 @@
-"""Attempts of the JAX trainer as real processes against a real bucket, started by hand."""
+"""Attempts of a built-in trainer as real processes against a real bucket, started by hand."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ class ByHand:
     stops: list[int]
     processes: int = 1
     devices: int = 4
+    program: str = "tpu.train.jax_trainer"
     started: list[Attempt] = field(default_factory=list)
 
     @property
@@ -110,6 +111,8 @@ class ByHand:
             "STORAGE_EMULATOR_HOST": self.gcs_url,
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(self.devices),
+            "PJRT_DEVICE": "CPU",
+            "CPU_NUM_DEVICES": str(self.devices),
             "RELAY_RUN_DIR": self.run_dir,
             "RELAY_ATTEMPT": str(attempt),
             "RELAY_STOP_STEPS": ",".join(map(str, self.stops)),
@@ -125,7 +128,7 @@ class ByHand:
         core = cores[index % len(cores)]
         with (folder / "output").open("wb") as output:
             return subprocess.Popen(
-                ["taskset", "-c", str(core), sys.executable, "-m", "tpu.train.jax_trainer"],
+                ["taskset", "-c", str(core), sys.executable, "-m", self.program],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,

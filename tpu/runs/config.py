@@ -102,7 +102,11 @@ class RunConfig(_Part):
     seed: int = Field(
         default=0, ge=0, lt=2**32, description="RELAY_SEED of a command; a built-in training has its own."
     )
-    framework: Literal["jax"] = Field(default="jax", description="Framework of the built-in trainer.")
+    framework: Literal["jax", "xla"] = Field(
+        default="jax",
+        description="Framework of the built-in trainer, or of your command: JAX, or PyTorch/XLA, which has packages of "
+        "its own on the hosts.",
+    )
     steps: int = Field(default=1000, ge=1, description="Total number of training steps.")
     checkpoints: CheckpointRule = Field(
         default=CheckpointRule(), description="At which steps a segment ends."

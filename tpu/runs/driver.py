@@ -302,7 +302,8 @@ class RunDriver:
         async with self._hosts() as group:
             return await sync_code(
                 group, [self._code, await self._own_code()], config.environment,
-                launch.requirements_text(config, self._code), self._connection.host_python, self.report,
+                launch.requirements_text(config, self._code),
+                self._connection.host_python_for(config.framework), self.report, config.framework,
             )  # fmt: skip
 
     async def _own_code(self) -> Bundle:

@@ -24,7 +24,7 @@ from tpu.slices.verdict import Evidence, HostEvidence
 from tpu.topology import accelerator_type
 
 POOL = "default"
-TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"]}
+TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"], "xla": ["-m", "tpu.train.xla_trainer"]}
 # The host's own PYTHONPATH and PATH stay behind ours: an image may need them.
 _WITH_PATHS = (
     'PYTHONPATH="$RELAY_PYTHONPATH${PYTHONPATH:+:$PYTHONPATH}" PATH="$RELAY_PATH:$PATH"; '

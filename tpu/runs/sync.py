@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Literal
 
 from tpu.hosts.group import HostGroup
 from tpu.runs.code import Bundle
@@ -38,6 +39,7 @@ async def sync_code(
     requirements: str | None,
     host_python: str | None,
     report: Callable[[str], None],
+    framework: Literal["jax", "xla"] = "jax",
 ) -> Installed:
     """Install `bundles` (the program's first) and an environment on all hosts.
 
@@ -63,7 +65,7 @@ async def sync_code(
         python = host_python
     else:
         python = await _build_environment(
-            group, environment, requirements or _own_requirements(), folders[0], report
+            group, environment, requirements or own_requirements(framework), folders[0], report
         )
     return Installed(folders[0], tuple(folders), python, python.rpartition("/")[0])
 
@@ -105,21 +107,27 @@ echo "$env_folder/bin/python"
     return printed[0].splitlines()[-1]
 
 
-def _own_requirements() -> str:
-    """Packages of the built-in trainers, as this installation pins them, with JAX for TPUs."""
-    needed = (
-        "jax",
-        "optax",
-        "equinox",
-        "safetensors",
-        "numpy",
-        "pydantic",
-        "gcsfs",
-        "google-cloud-storage",
-        "google-crc32c",
-    )
-    lines = [f"{name}=={metadata.version(name)}" for name in needed if name != "jax"]
-    return "\n".join([f"jax[tpu]=={metadata.version('jax')}", *lines]) + "\n"
+def own_requirements(framework: Literal["jax", "xla"]) -> str:
+    """Packages of a built-in trainer, as this installation pins them, for TPUs.
+
+    PyTorch/XLA is pinned by the extra `xla`: it need not be installed here. Raises SyncError if that is not known.
+    """
+    shared = ("safetensors", "numpy", "pydantic", "gcsfs", "google-cloud-storage", "google-crc32c")
+    if framework == "jax":
+        own = [f"jax[tpu]=={metadata.version('jax')}"]
+        shared = ("optax", "equinox", *shared)
+    else:
+        extra = [line.partition(";") for line in metadata.requires("tpu-relay") or []]
+        own = [
+            name.strip().replace("torch-xla==", "torch-xla[tpu]==")
+            for name, _, marker in extra
+            if "extra" in marker and "xla" in marker
+        ]
+        if not own:
+            raise SyncError(
+                "this installation of tpu-relay does not know its extra `xla`: install it again (make setup)"
+            )
+    return "\n".join([*own, *(f"{name}=={metadata.version(name)}" for name in shared)]) + "\n"
 
 
 async def _everywhere(

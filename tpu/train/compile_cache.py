@@ -4,7 +4,7 @@ JAX keeps its cache in a local folder (its own access to gs:// hung against a lo
 
     <folder>/<key>/complete/     whole entries only, each put there by a rename
     <folder>/<key>/<owner>/      where JAX writes for one attempt; a kill in the middle of a write stays in there
-    <bucket>/caches/jax/<key>/   the complete entries, for other hosts
+    <bucket>/caches/jax/<key>/   the complete entries, for other hosts (caches/xla for PyTorch/XLA)
 
 JAX names an entry by everything that it depends on, so a wrong key costs a compilation, never a wrong program.
 A cache that fails is a slow start and nothing worse: its errors are printed and training goes on.
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 FETCH_DEADLINE_S = 15.0  # compiling a demo takes 5 s; a large model minutes
 PUBLISH_DEADLINE_S = 5.0
@@ -39,6 +40,7 @@ class CompileCache:
     complete: Path
     working: Path
     remote: str | None
+    suffix: str = "-cache"  # of an entry's name; JAX puts other files beside its entries
 
     def fetch(self) -> None:
         """Bring the bucket's entries here, then lay all complete ones out for JAX."""
@@ -75,12 +77,13 @@ class CompileCache:
         for name in names:
             files.write(f"{self.remote}/{name}", (self.complete / name).read_bytes())
 
-    @staticmethod
-    def _entries(folder: Path) -> list[Path]:
-        return sorted(path for path in folder.iterdir() if path.name.endswith("-cache"))
+    def _entries(self, folder: Path) -> list[Path]:
+        return sorted(path for path in folder.iterdir() if path.name.endswith(self.suffix))
 
 
-def open_cache(folder: Path, key: str, owner: str, bucket: str | None) -> CompileCache:
+def open_cache(
+    folder: Path, key: str, owner: str, bucket: str | None, kind: Literal["jax", "xla"] = "jax"
+) -> CompileCache:
     """Make the folders of one attempt. `owner` names its run: what an earlier attempt of it left is removed.
 
     `bucket` is gs://NAME, or None to keep to this host.
@@ -89,7 +92,8 @@ def open_cache(folder: Path, key: str, owner: str, bucket: str | None) -> Compil
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True, exist_ok=True)
     complete.mkdir(parents=True, exist_ok=True)
-    return CompileCache(complete, working, f"{bucket}/caches/jax/{key}" if bucket else None)
+    remote = f"{bucket}/caches/{kind}/{key}" if bucket else None
+    return CompileCache(complete, working, remote, "-cache" if kind == "jax" else "")
 
 
 def use_cache(cache: CompileCache) -> None:

@@ -10,18 +10,43 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 REQUEST = "profile.json"
 
 
+@dataclass(frozen=True)
+class Tracer:
+    """How a framework traces: `start` into a folder, `wait` for the devices to have a result, `stop`."""
+
+    start: Callable[[str], None]
+    stop: Callable[[], None]
+    wait: Callable[[Any], object]
+
+
+def jax_tracer() -> Tracer:
+    """JAX's own."""
+    import jax
+
+    def start(folder: str) -> None:
+        jax.profiler.start_trace(folder, create_perfetto_trace=True)
+
+    return Tracer(start, jax.profiler.stop_trace, jax.block_until_ready)
+
+
 class Profiler:
     """Traces calls when asked. One a process; `before_call` and `after_call` go around each call."""
 
-    def __init__(self, request: Path | None, target: str, process_id: int) -> None:
-        """`request` is the file to look for (None: never), `target` the folder of the attempt's traces."""
+    def __init__(
+        self, request: Path | None, target: str, process_id: int, tracer: Tracer | None = None
+    ) -> None:
+        """`request` is the file to look for (None: never), `target` the folder of the attempt's traces; traces JAX
+        unless another `tracer` is given."""
         self._request, self._target, self._process_id = request, target, process_id
+        self._tracer = tracer
         self._until = 0
         self._url: str | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -30,25 +55,22 @@ class Profiler:
         """Begin a trace if one was asked for."""
         if self._request is None or self._folder is not None or not self._request.exists():
             return
-        import jax
-
         steps = _requested_steps(self._request)
         self._request.unlink()
         if steps is None:
             return
         self._until, self._url = step + steps, f"{self._target}/{step}/host-{self._process_id}"
         self._folder = tempfile.TemporaryDirectory(prefix="profile-")
-        jax.profiler.start_trace(self._folder.name, create_perfetto_trace=True)
+        self._tracer = self._tracer or jax_tracer()
+        self._tracer.start(self._folder.name)
         print(f"tracing steps {step} to {self._until}", file=sys.stderr, flush=True)
 
     def after_call(self, step: int, result: Any) -> None:
         """End the trace once it has its steps, and put it into the bucket. `step`: steps done after the call."""
-        if self._folder is None or step < self._until:
+        if self._folder is None or self._tracer is None or step < self._until:
             return
-        import jax
-
-        jax.block_until_ready(result)
-        jax.profiler.stop_trace()
+        self._tracer.wait(result)
+        self._tracer.stop()
         folder, self._folder = self._folder, None
         with folder:
             _upload(Path(folder.name), str(self._url))

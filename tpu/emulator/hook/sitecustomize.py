@@ -1,7 +1,7 @@
 """Loaded by every Python that starts on an emulated TPU VM: stands in for libtpu.
 
-Takes the chips that the process is to see, as libtpu takes /dev/vfio/*, and gives JAX as many CPU devices as
-those chips would have. Once it holds them, its own subprocesses do not ask again. `python -I -S` does not
+Takes the chips that the process is to see, as libtpu takes /dev/vfio/*, and gives JAX and PyTorch/XLA as many CPU
+devices as those chips would have. Once it holds them, its own subprocesses do not ask again. `python -I -S` does not
 load this file, so helpers that need no chip take none.
 """
 
@@ -60,10 +60,12 @@ def _start(environment):
         _take(folder, wanted)
         environment["TPU_EMULATOR_CHIP_HOLDER"] = str(os.getpid())
     environment["JAX_PLATFORMS"] = "cpu"
+    environment["PJRT_DEVICE"] = "CPU"
     devices = len(wanted) * int(environment["TPU_EMULATOR_DEVICES_PER_CHIP"])
     # A value that this hook gave to the parent process was for the parent's chips.
     if environment.get("JAX_NUM_CPU_DEVICES") == environment.get("TPU_EMULATOR_JAX_DEVICES"):
         environment["JAX_NUM_CPU_DEVICES"] = environment["TPU_EMULATOR_JAX_DEVICES"] = str(devices)
+        environment["CPU_NUM_DEVICES"] = str(devices)
 
 
 if "TPU_EMULATOR_CHIP_LOCKS" in os.environ:
