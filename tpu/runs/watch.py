@@ -177,6 +177,7 @@ class GangWatch:
                 return
             now = self._clock.monotonic()
             dropped_at, tries = (now, 0) if heard else (dropped_at, tries + 1)
+            host.out_of_touch = True
             self._dropped.set()
             silent_s = now - dropped_at
             if silent_s >= RECONNECT_S or (silent_s >= REFUSED_S and tries >= REFUSED_TRIES):
@@ -198,11 +199,17 @@ class GangWatch:
                         ended = signal
                         break
                     heard = True
-                    self._dropped.clear()
+                    self._in_touch(host)
                     self._hear(host, signal)
         except HostUnreachable as error:
             ended = Lost(host.address, str(error))
         return heard, ended
+
+    def _in_touch(self, host: HostView) -> None:
+        if host.out_of_touch:
+            host.out_of_touch = False
+            if not any(other.out_of_touch for other in self.view.hosts):
+                self._dropped.clear()
 
     def _lose(self, host: HostView, reason: str) -> None:
         host.lost, host.ended_at = reason, self._clock.monotonic()
