@@ -52,7 +52,7 @@ class Training:
 # A border every 5 s or so.
 PAPER = Training(
     "paper", "icl-paper.yaml",
-    {"slice": {"accelerator_type": "v4-8", "zone": "us-central2-b"}, "checkpoints": {"every": 4},
+    {"slice": {"accelerator_type": "v4-8", "zone": "us-central2-b"}, "checkpoints": {"every": 2},
      "steps": 1000, "training.steps_per_call": 1, "training.log_every": 1},
 )  # fmt: skip
 DEMO = Training("demo", "icl.yaml", {"checkpoints.every": 400})
