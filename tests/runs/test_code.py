@@ -122,6 +122,14 @@ def test_a_bundle_that_is_too_large_is_refused(tree: Path, monkeypatch: pytest.M
         working_tree(tree)
 
 
+def test_a_huge_tree_is_refused_before_it_is_read(repository: Path):
+    (repository / "env/lib").mkdir(parents=True)
+    with (repository / "env/lib/big.so").open("wb") as file:
+        file.truncate(50 * 2**30)
+    with pytest.raises(CodeError, match=r"has 51200 MiB, more than 500; env alone has 51200: .*\.gitignore"):
+        working_tree(repository)
+
+
 def test_the_order_of_entries_does_not_matter():
     one, two = ("a", b"1", False), ("b", b"2", True)
     assert pack([one, two], "x").data == pack([two, one], "y").data

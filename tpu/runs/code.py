@@ -16,6 +16,7 @@ import subprocess
 import tarfile
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from pathlib import Path
 from tpu.checkpoint import files
 
 MAX_BUNDLE_BYTES = 100 * 2**20
+# Before it is packed.
+MAX_TREE_BYTES = 500 * 2**20
 MOST_LINKS = 40
 # What a training program of a host needs of this project; the rest never leaves the controller.
 RELAY_PARTS = ("runtime", "checkpoint", "train")
@@ -96,15 +99,25 @@ def working_tree(folder: Path) -> Bundle:
                 part.startswith(".") or part == "__pycache__" for part in path.relative_to(folder).parts
             )
         ]
-    paths = [(name, folder / name) for name in dict.fromkeys(names)]
+    paths = [(name, folder / name) for name in dict.fromkeys(names) if (folder / name).is_file()]
+    _check_size(folder, paths)
     return pack(
-        (
-            (name, path.read_bytes(), path.stat().st_mode & 0o100 != 0)
-            for name, path in paths
-            if path.is_file()
-        ),
+        ((name, path.read_bytes(), path.stat().st_mode & 0o100 != 0) for name, path in paths),
         f"working tree {folder.name}",
     )
+
+
+def _check_size(folder: Path, paths: list[tuple[str, Path]]) -> None:
+    """Refuse what is far too large before a byte of it is read, and name where it lies."""
+    sizes: Counter[str] = Counter()
+    for name, path in paths:
+        sizes[name.split("/")[0]] += path.stat().st_size
+    if sizes.total() > MAX_TREE_BYTES:
+        largest, size = sizes.most_common(1)[0]
+        raise CodeError(
+            f"working tree {folder.name} has {sizes.total() / 2**20:.0f} MiB, more than {MAX_TREE_BYTES // 2**20}; "
+            f"{largest} alone has {size / 2**20:.0f}: put data in the bucket, or list it in .gitignore"
+        )
 
 
 def git_commit(repository: str, commit: str, cache: Path) -> Bundle:
