@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import zipfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import log_with
+from tests.scenarios.terminal import started
 from tpu.checkpoint import files
 from tpu.runs.code import pack
 from tpu.runs.config import RunConfig, parse_run_config
@@ -83,6 +85,17 @@ async def test_any_command_has_the_same_environment_after_a_preemption_and_resum
     }  # fmt: skip
 
 
+# Fails in the attempt that it is told to, SECONDS after its start.
+TRAIN = """
+import os, sys, time, tinypackage
+built = os.stat(sys.prefix + "/.complete").st_mtime_ns
+print("runs", open("version.txt").read().strip(), "with", tinypackage.NAME, "built at", built, flush=True)
+if os.environ.get("FAIL_ATTEMPT") == os.environ["RELAY_ATTEMPT"]:
+    time.sleep(float(os.environ.get("SECONDS", "0")))
+    sys.exit(1)
+"""
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A small project with a package of its own in a wheel, so that building an environment needs no network."""
@@ -97,11 +110,7 @@ def project(tmp_path: Path) -> Path:
         )
         wheel.writestr(f"{information}/RECORD", "tinypackage.py,,\n")
     (folder / "requirements.txt").write_text("./wheels/tinypackage-1.0-py3-none-any.whl\n")
-    (folder / "train.py").write_text(
-        "import os, sys, tinypackage\n"
-        "print('runs', open('version.txt').read().strip(), 'with', tinypackage.NAME, sys.prefix, flush=True)\n"
-        "sys.exit(os.environ.get('FAIL_ATTEMPT') == os.environ['RELAY_ATTEMPT'])\n"
-    )
+    (folder / "train.py").write_text(TRAIN)
     (folder / "version.txt").write_text("one\n")
     return folder
 
@@ -139,7 +148,6 @@ async def test_code_from_every_source_with_packages_built_once_a_host(
     assert lab.verdicts(run.name) == ["user failure", "finished"]
     for attempt in (1, 2):
         assert f"runs {version} with tiny" in printed(lab, run.name, attempt)
-        assert "/.relay/envs/" in printed(lab, run.name, attempt)
     log = await log_with(run.name, "Finished in state Completed")
     # The second attempt is on the same host: nothing is brought or built again.
     assert log.count("sync: environment") == 1
@@ -152,3 +160,24 @@ async def test_code_from_every_source_with_packages_built_once_a_host(
     }
     assert record["code"]["source"] == source_recorded[source]
     assert record["code"]["sha256"][:16] in files.read(f"{lab.directory(run.name)}/report/report.md").decode()
+
+
+async def test_an_environment_that_a_host_has_is_not_built_again_by_the_next_flow(
+    lab: Lab, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(project)
+    run = command_run(
+        "cached", "python train.py", environment={"requirements": "requirements.txt"},
+        variables={"FAIL_ATTEMPT": "1", "SECONDS": "5"},
+    )  # fmt: skip
+    file = tmp_path / "cached.yaml"
+    file.write_text(run.model_dump_json())
+    async with started(tmp_path, str(file)) as flow:
+        await lab.until(lambda: "w0 | runs one with tiny" in flow.output, "the program runs")
+        flow.signal(signal.SIGKILL)
+        await flow.exit_code()
+    await lab.train(run)
+    assert lab.verdicts(run.name) == ["user failure", "finished"]
+    assert len(lab.events(run.name, "slice-intended")) == 1
+    assert len(lab.events(run.name, "sync-started")) == 2
+    assert printed(lab, run.name, 1) == printed(lab, run.name, 2)  # with the moment at which it was built

@@ -60,12 +60,15 @@ async def test_O1_a_gang_that_finished_while_nobody_watched_is_not_started_again
 
 
 async def test_O1_a_gang_that_the_dead_driver_had_ended_is_charged_to_nobody(lab: Lab, tmp_path: Path):
-    run = lab.numpy_run("ended", steps=30, every=10, step_s=0.3, budget={"user_failure": 0})
+    run = lab.numpy_run(
+        "ended", steps=30, every=10, budget={"user_failure": 0},
+        variables={"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"},
+    )  # fmt: skip
     await killed_flow(lab, tmp_path, run)
     connection = Connection.from_environment()
     hosts = await hosts_of(connection, lab.directory(run.name))
     async with connect_all(hosts, ensure_identity(connection.home), connection, 10.0, print) as group:
-        assert await end_gang(group, GangSpec(run.name, 1), 10.0)
+        assert await end_gang(group, GangSpec(run.name, 1), 0.5)
     saved = lab.newest_step(run.name)
     await lab.train(run)
     assert lab.verdicts(run.name) == ["infrastructure", "finished"]
@@ -92,7 +95,7 @@ async def test_V6_a_flow_that_died_while_provisioning_left_a_slice_that_is_found
     lab: Lab, tmp_path: Path, then: str
 ):
     run = lab.numpy_run("found", steps=10, every=10)
-    lab.emulator.set_delay(8 if then == "goes on" else 600)
+    lab.emulator.set_delay(3 if then == "goes on" else 600)
     async with started(tmp_path, configuration(tmp_path, run)) as flow:
         (made,) = await lab.until(lab.emulator.nodes, "a node in creation")
         flow.signal(signal.SIGKILL)
@@ -155,7 +158,7 @@ async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
     assert not lab.fence(run.name).open
 
     if first == signal.SIGINT:
-        assert (await said(tmp_path, file))[0] == 0
+        await lab.train(run)
         assert lab.verdicts(run.name) == ["cancelled", "finished"]
         assert lab.events(run.name, "attempt-ended")[-1].detail["resume"] == stopped_at
         lab.assert_as_undisturbed(run)
