@@ -52,7 +52,7 @@ test: $(READY) lint ## Pass all tests (T='-k word' picks some)
 
 test-xla: $(READY_XLA) ## Pass the tests of the PyTorch/XLA trainer, in .venv-xla (T='-k word' picks some)
 	@echo "== testing PyTorch/XLA: about 10 minutes on 2 cores; no cloud is touched"
-	@$(VENV_XLA)/bin/python -m pytest tests/xla $(T)
+	@$(VENV_XLA)/bin/pyright --project pyright-xla.json && $(VENV_XLA)/bin/python -m pytest tests/xla $(T)
 
 lint: $(READY) ## Check style, types and the arrows between packages
 	@echo "== ruff, pyright, import-linter"

@@ -10,8 +10,8 @@ from tpu.checkpoint.fence import load_fence
 from tpu.runs.evaluation import load_evaluation
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
-from tpu.runs.report import Report, make_report
-from tpu.runtime.metrics import read_metrics
+from tpu.runs.report import Report, graphs_told, make_report
+from tpu.runtime.metrics import read_events, read_metrics
 
 
 def collect(
@@ -37,7 +37,8 @@ def collect(
     if not record.config.commits and failure is None:
         committed = record.config.steps
     mixed = False
-    return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed)
+    graphs = graphs_told(read_events(run_dir)) if record.config.framework == "xla" else None
+    return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
 
 
 def save_report(run_dir: str, markdown: str, picture: bytes | None) -> None:

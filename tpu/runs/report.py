@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
 from tpu.runs.record import RunRecord
-
 
 # A table that is wider than this is not read.
 MOST_COLUMNS = 8
@@ -42,6 +41,7 @@ class Report:
     losses: Sequence[tuple[int, float]]
     dollars: float | None
     mixed: bool
+    graphs: str | None = None
 
     @property
     def wall_s(self) -> float:
@@ -113,6 +113,7 @@ def make_report(
     failure: str | None,
     now: float,
     mixed: bool,
+    graphs: str | None = None,
 ) -> Report:
     """Join what is known of a run into its report."""
     attempts = attempts_of(events)
@@ -128,7 +129,20 @@ def make_report(
         losses=losses,
         dollars=slice_dollars(events, now),
         mixed=mixed,
+        graphs=graphs,
     )
+
+
+def graphs_told(events: Iterable[tuple[int, Mapping[str, Any]]]) -> str | None:
+    """What the attempts' `graphs` events say in sum; None if there are none (they are PyTorch/XLA's)."""
+    last = {attempt: event for attempt, event in events if event["event"] == "graphs"}
+    if not last:
+        return None
+    again = sum(event["recompiled"] for event in last.values())
+    most = max(event["compiled"] for event in last.values())
+    fallen = sorted({name for event in last.values() for name in event["fallbacks"]})
+    where = f"on the CPU: {', '.join(fallen)}" if fallen else "none on the CPU"
+    return f"at most {most} compiled an attempt, {again} after its first call; operators {where}"
 
 
 def to_markdown(report: Report, picture: str | None) -> str:
@@ -152,6 +166,8 @@ def to_markdown(report: Report, picture: str | None) -> str:
         facts.append(("forked from", f"{record.parent['run']} at step {record.parent['step']}"))
     for before, to in record.extensions:
         facts.append(("extended", f"from {before} to {to} steps"))
+    if report.graphs:
+        facts.append(("graphs", report.graphs))
     if report.mixed:
         facts.append(("mixed", "parts of this run were computed on different chips or library versions"))
     lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts), ""]

@@ -22,10 +22,12 @@ from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.paths import checked_run_dir
 from tpu.checkpoint.restore import read_commit
 from tpu.checkpoint.tree import map_leaves
+from tpu.train.bytelm import ByteLmWorkload
 from tpu.train.compile_cache import cache_key, open_cache, use_cache
 from tpu.train.evaluation import evaluate_bytelm, evaluate_icl
 from tpu.train.fingerprint import compile_facts
 from tpu.train.icl import IclWorkload
+from tpu.train.transformer import Transformer
 from tpu.train.workloads import Configuration, make_workload
 
 
@@ -94,6 +96,16 @@ def _compiling_once(
 
 def evaluate_arrays(configuration: Configuration, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """The figures for parameters given as the arrays `params/…`. Raises ParametersDoNotFit, DataChangedError."""
+    workload, model = stored_model(configuration, arrays)
+    if isinstance(workload, IclWorkload):
+        return evaluate_icl(workload, model)
+    return evaluate_bytelm(workload, model)
+
+
+def stored_model(
+    configuration: Configuration, arrays: Mapping[str, np.ndarray]
+) -> tuple[IclWorkload | ByteLmWorkload, Transformer]:
+    """The workload, and its model with the parameters of a checkpoint. Raises ParametersDoNotFit."""
     workload = make_workload(configuration)
 
     def stored(name: str, drawn: np.ndarray) -> np.ndarray:
@@ -106,10 +118,7 @@ def evaluate_arrays(configuration: Configuration, arrays: Mapping[str, np.ndarra
             )
         return found
 
-    model = map_leaves({"params": workload.draw_model()}, stored)["params"]
-    if isinstance(workload, IclWorkload):
-        return evaluate_icl(workload, model)
-    return evaluate_bytelm(workload, model)
+    return workload, map_leaves({"params": workload.draw_model()}, stored)["params"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

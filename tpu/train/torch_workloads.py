@@ -95,11 +95,11 @@ class TorchByteLm:
 def draw_indices(count: int, below: int, device: torch.device) -> Tensor:
     """`count` whole numbers in [0, below), evenly.
 
-    From two floats of 24 random bits each: XLA draws floats by its own generator on every device, and one float
-    alone could not name each place of a text of more than 16 MB.
+    From two floats: XLA draws floats by its own generator on every device. Each has 23 random bits (of more, the
+    last would always be 0), so one alone could not name each place of a text of more than 8 MB.
     """
-    bits = (torch.rand(2, count, device=device) * 2**24).long()
-    return (bits[0] * 2**24 + bits[1]) % below
+    bits = (torch.rand(2, count, device=device) * 2**23).long()
+    return (bits[0] * 2**23 + bits[1]) % below
 
 
 def make_torch_workload(training: Training, data_sha256: str | None) -> TorchIcl | TorchByteLm:

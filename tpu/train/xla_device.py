@@ -214,8 +214,8 @@ def last_cause(causes: Path) -> str | None:
 
 def cause_in(told: str) -> str | None:
     """The same, out of the text of that file; pure."""
-    parts = told.split("Compilation Analysis:")
-    frames = re.findall(r"Analysis:\s+(\S.*?) \((\S+?:\d+)\)", parts[-1]) if len(parts) > 1 else []
+    last = told.rpartition("Python Frame Triggered Execution:")[2]
+    frames = re.findall(r"^Compilation Analysis:\s+(\S.*?) \((.+?:\d+)\)$", last, re.MULTILINE)
     inside = ("/torch_xla/", "/torch/")
     own = [
         f"{place} in {function}" for function, place in frames if not any(part in place for part in inside)

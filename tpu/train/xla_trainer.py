@@ -134,14 +134,14 @@ def _checkpoint(step: int, arrays: Mapping[str, Any], devices: xla_device.Device
     rate depends, and the generators' states."""
     import torch
 
-    keys, position = np.random.get_state()[1:3]
+    numpy_state: Any = np.random.get_state(legacy=False)["state"]
     return {
         **arrays,
         "scheduler/step": np.int32(step),
         "random/xla": np.uint64(devices.random_state()),
         "random/torch": torch.get_rng_state(),
-        "random/numpy/keys": keys,
-        "random/numpy/position": np.int32(position),
+        "random/numpy/keys": numpy_state["key"],
+        "random/numpy/position": np.int32(numpy_state["pos"]),
     }
 
 
