@@ -10,6 +10,9 @@ from tests.emulator.machines import room
 SHOW = """python -c '
 import json, os
 print(json.dumps([os.environ["JAX_PLATFORMS"], os.environ["JAX_NUM_CPU_DEVICES"]]))'"""
+SHOW_XLA = """python -c '
+import json, os
+print(json.dumps([os.environ["PJRT_DEVICE"], os.environ["CPU_NUM_DEVICES"]]))'"""
 HOLD = "python -c 'import time; print(\"holding\", flush=True); time.sleep(1000)'"
 
 
@@ -32,6 +35,17 @@ async def test_a_program_gets_all_chips_or_those_it_names_as_jax_devices(tmp_pat
             assert json.loads((await client.run(f"TPU_VISIBLE_DEVICES=1,3 {SHOW}")).stdout) == ["cpu", "2"]
             assert json.loads((await client.run(f"JAX_NUM_CPU_DEVICES=7 {SHOW}")).stdout) == ["cpu", "7"]
             assert json.loads((await client_of_old.run(SHOW)).stdout) == ["cpu", "8"]
+
+
+async def test_pytorch_xla_gets_one_device_a_chip_and_two_on_old_chips(tmp_path):
+    async with room(tmp_path) as r:
+        host, old = await r.boot(), await r.boot(index=1, accelerator_type="v2-8", devices_per_chip=2)
+        async with r.connect(host) as client, r.connect(old) as client_of_old:
+            assert json.loads((await client.run(f"PJRT_DEVICE=TPU {SHOW_XLA}")).stdout) == ["CPU", "4"]
+            assert json.loads((await client.run(f"TPU_VISIBLE_CHIPS=2 {SHOW_XLA}")).stdout) == ["CPU", "1"]
+            assert json.loads((await client_of_old.run(SHOW_XLA)).stdout) == ["CPU", "8"]
+            one_chip = await client_of_old.run(f"TPU_VISIBLE_CHIPS=3 {SHOW_XLA}")
+            assert json.loads(one_chip.stdout) == ["CPU", "2"]
 
 
 async def test_a_held_chip_is_busy_until_its_holder_dies(tmp_path):

@@ -25,6 +25,8 @@ from tpu.topology import accelerator_type
 
 POOL = "default"
 TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"], "xla": ["-m", "tpu.train.xla_trainer"]}
+# torch_xla would take the host's processor, and say so in a warning only, where it finds no chips.
+FRAMEWORK_VARIABLES = {"jax": {}, "xla": {"PJRT_DEVICE": "TPU"}}
 # The host's own PYTHONPATH and PATH stay behind ours: an image may need them.
 _WITH_PATHS = (
     'PYTHONPATH="$RELAY_PYTHONPATH${PYTHONPATH:+:$PYTHONPATH}" PATH="$RELAY_PATH:$PATH"; '
@@ -85,17 +87,21 @@ def gang_spec(
     config = record.config
     kind = accelerator_type(config.slice.accelerator_type)
     program = config.command or [installed.python, *TRAINERS[config.framework]]
-    common = config.variables | {
-        "RELAY_RUN_DIR": run_dir,
-        "RELAY_RESUME": f"{resume.step}/{resume.attempt}" if resume else "",
-        "RELAY_STOP_STEPS": ",".join(map(str, record.segments)),
-        "RELAY_LAST_STEP": str(config.steps),
-        "RELAY_SEED": str(config.training.seed if config.training else config.seed),
-        "RELAY_ALLOW_MIXED": "1" if config.allow_mixed else "0",
-        "RELAY_KEEP": keep_rule(config.checkpoints),
-        "RELAY_PYTHONPATH": ":".join(installed.python_path),
-        "RELAY_PATH": installed.bin_folder,
-    }
+    common = (
+        FRAMEWORK_VARIABLES[config.framework]
+        | config.variables
+        | {
+            "RELAY_RUN_DIR": run_dir,
+            "RELAY_RESUME": f"{resume.step}/{resume.attempt}" if resume else "",
+            "RELAY_STOP_STEPS": ",".join(map(str, record.segments)),
+            "RELAY_LAST_STEP": str(config.steps),
+            "RELAY_SEED": str(config.training.seed if config.training else config.seed),
+            "RELAY_ALLOW_MIXED": "1" if config.allow_mixed else "0",
+            "RELAY_KEEP": keep_rule(config.checkpoints),
+            "RELAY_PYTHONPATH": ":".join(installed.python_path),
+            "RELAY_PATH": installed.bin_folder,
+        }
+    )
     environments = {
         host: common
         | training_environment(

@@ -60,12 +60,12 @@ def _start(environment):
         _take(folder, wanted)
         environment["TPU_EMULATOR_CHIP_HOLDER"] = str(os.getpid())
     environment["JAX_PLATFORMS"] = "cpu"
-    environment["PJRT_DEVICE"] = "CPU"
+    environment["PJRT_DEVICE"] = "CPU"  # PyTorch/XLA's
     devices = len(wanted) * int(environment["TPU_EMULATOR_DEVICES_PER_CHIP"])
+    environment["CPU_NUM_DEVICES"] = str(devices)
     # A value that this hook gave to the parent process was for the parent's chips.
     if environment.get("JAX_NUM_CPU_DEVICES") == environment.get("TPU_EMULATOR_JAX_DEVICES"):
         environment["JAX_NUM_CPU_DEVICES"] = environment["TPU_EMULATOR_JAX_DEVICES"] = str(devices)
-        environment["CPU_NUM_DEVICES"] = str(devices)
 
 
 if "TPU_EMULATOR_CHIP_LOCKS" in os.environ:
