@@ -151,16 +151,26 @@ class StepGraph:
     """
 
     def __init__(
-        self, devices: Devices, function: Callable[[list[Tensor]], list[Tensor]], example: list[Tensor]
+        self,
+        devices: Devices,
+        function: Callable[[list[Tensor]], list[Tensor]],
+        example: list[Tensor],
+        used_up: int = 0,
     ) -> None:
-        """Trace `function` at `example` and compile it; nothing is run."""
+        """Trace `function` at `example` and compile it; nothing is run.
+
+        The memory of the first `used_up` arguments is used for the outputs: those tensors are gone after a call.
+        """
         import torch_xla
+        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
 
         self._xla = torch_xla._XLAC
         self._device = str(devices.torch)
         torch_xla.sync()
         devices.wait()
         places = {self._xla._xla_get_tensor_id(tensor): i for i, tensor in enumerate(example)}
+        for tensor in example[:used_up]:
+            self._xla._set_buffer_donation(tensor, True)
         outputs = function(example)
         ids, values = self._xla._get_tensors_xla_device_data_node(outputs)
         seed = self._xla._get_seed_info_id()
@@ -168,8 +178,9 @@ class StepGraph:
         self._inputs: list[int | Tensor | None] = [
             None if i == seed else places.get(i, value) for i, value in zip(ids, values, strict=True)
         ]
-        self._hash = self._xla._get_graph_hash(outputs)
-        self._xla._xla_warm_up_cache(outputs, [])
+        with alias_with_buffer_donor_config():
+            self._hash = self._xla._get_graph_hash(outputs)
+            self._xla._xla_warm_up_cache(outputs, [])
         self._xla._clear_pending_irs(self._device)
         self.draws = None in self._inputs
 

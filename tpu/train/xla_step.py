@@ -94,6 +94,8 @@ def step_program(
 ) -> StepGraph:
     """The whole step as one graph: tensors of the state, then those of the data → the state, loss, norm.
 
+    The state that goes in is used up.
+
     Raises ValueError if the batch cannot be dealt out to the devices.
     """
     batch = training.workload.batch
@@ -114,4 +116,4 @@ def step_program(
         named = after.named()
         return [*(lie(named[name]) for name in names), devices.replicated(loss), devices.replicated(norm)]
 
-    return StepGraph(devices, step, [*state.values(), *data.values()])
+    return StepGraph(devices, step, [*state.values(), *data.values()], used_up=len(names))
