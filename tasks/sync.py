@@ -12,4 +12,4 @@ from tpu.runs.driver import RunDriver
 async def sync_code(driver: RunDriver) -> str:
     """Return the content hash of the code that the hosts have now."""
     await driver.sync()
-    return driver.code_sha256
+    return driver.record.code["sha256"]

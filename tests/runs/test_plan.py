@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ def test_rules(rule, steps, stops):
 def test_any_rule_ascends_and_ends_at_the_last_step(rule, steps):
     stops = stop_steps(rule, steps)
     assert stops[-1] == steps
-    assert all(0 < a < b for a, b in zip(stops, stops[1:], strict=False))
+    assert all(0 < a < b for a, b in itertools.pairwise(stops))
 
 
 def test_impossible_rules_are_refused_with_a_sentence():

@@ -15,8 +15,8 @@ from tests.runs.terminal import relay_process
 from tpu.checkpoint import files
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import observe
-from tpu.runs.driver import StopRequested
 from tpu.runs.event_log import load_events
+from tpu.runs.tenure import StopRequested
 
 # What drives a run in a process of its own, so that it can be killed.
 DRIVER = """

@@ -19,9 +19,10 @@ from tpu.hosts.connect import connect_all
 from tpu.hosts.gang import GangSpec, end_gang
 from tpu.hosts.identity import ensure_identity
 from tpu.runs.config import RunConfig
-from tpu.runs.driver import AttemptEnded, StopRequested
+from tpu.runs.driver import AttemptEnded
 from tpu.runs.remote import hosts_of
 from tpu.runs.stopping import stop_run
+from tpu.runs.tenure import StopRequested
 
 
 def configuration(folder: Path, run: RunConfig) -> str:

@@ -5,6 +5,7 @@ Budgets are counted from it and the report is made of it, so it must survive any
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -49,6 +50,10 @@ class EventLog:
         )
         self.events.append(event)
         return event
+
+    async def note(self, kind: str, **detail: Any) -> None:
+        """`append` beside the event loop."""
+        await asyncio.to_thread(lambda: self.append(kind, **detail))
 
 
 def load_events(run_dir: str) -> list[RunEvent]:

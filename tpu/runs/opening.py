@@ -38,6 +38,8 @@ from tpu.runs.record import (
     load_record,
     run_directory,
 )
+from tpu.runs.slice_holder import SliceHolder
+from tpu.runs.tenure import Tenure
 from tpu.runs.watch import Listener
 
 
@@ -120,14 +122,15 @@ async def _driving(
     """A driver that holds the right to act, and gives it back at the end."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
+    tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     async with open_cloud(connection) as cloud:
         driver = RunDriver(
-            record=record, run_dir=run_dir, connection=connection, cloud=cloud, code=code, secrets=secrets,
-            identity=ensure_identity(connection.home), controller=controller, log=log, clock=clock,
-            report=report, listener=listener,
+            record=record, run_dir=run_dir, connection=connection, identity=identity, tenure=tenure,
+            slices=SliceHolder(record, log, tenure, cloud, connection, identity, code, clock, report),
+            log=log, secrets=secrets, clock=clock, report=report, listener=listener,
         )  # fmt: skip
-        await driver.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
-        driver.start_beating()
+        await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
+        tenure.start()
         try:
             yield driver
         finally:
