@@ -6,11 +6,12 @@ log steps. All in one process on one core with one thread, as an emulated host h
 
 `ratio` is ours over naive, medians of all rounds; `recompiled` are graphs that were compiled after the warm-up.
 
-What to expect on a TPU, where this has not been measured: the naive loop traces each step in Python (some 10 to 50 ms for
-a model of this depth, however fast the chip) and then waits for the loss, so that chip and Python work in turns; ours
-starts a step in about a millisecond and runs ahead of the chip. So for models whose step takes a chip less than that
-tracing the ratio is larger than here, where both share one slow core; it falls towards 1 as a step's own time grows to
-tenths of a second. The eager loop has no counterpart on a TPU.
+What to expect on a TPU, where this has not been measured: `host_ms` is the time that Python takes until a step is
+with XLA, and it stays whatever the chip. The naive loop traces each step anew and then waits for its loss, so that
+Python and the chip work in turns: its step takes the sum of both. Ours runs ahead of the chip: its step takes the
+longer of both. So while the chip's part is shorter than the tracing the ratio is larger than here, where both
+share one slow core; it falls towards 1 as the chip's part grows beyond it. The eager loop has no counterpart on a
+TPU.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ collect_ignore_glob = [] if importlib.util.find_spec("torch_xla") else ["test_*.
 if not collect_ignore_glob:
     # As on an emulated host, and before anything imports torch_xla.
     os.environ |= {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "1", "JAX_PLATFORMS": "cpu"}
-    CAUSES = xla_device.prepare()
+    CAUSES = xla_device.prepare(Path(tempfile.mkdtemp()))
 
 TINY_ICL: dict[str, Any] = {
     "workload": {

@@ -16,6 +16,7 @@ from tpu.checkpoint.digest import commit_at
 from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.restore import read_commit
 from tpu.checkpoint.tree import leaves_of
+from tpu.runtime.metrics import read_events
 from tpu.train.evaluate import evaluate_checkpoint
 from tpu.train.settings import Training
 from tpu.train.step import initial_state
@@ -46,6 +47,8 @@ def test_a_checkpoint_is_one_of_the_jax_trainer_and_serves_plain_pytorch(
     )
     restored = read_commit(run.run_dir, commit_at(load_fence(run.run_dir).commits, 10, run.run_dir))
 
+    told = [event for _, event in read_events(run.run_dir) if event["event"] == "graphs"]
+    assert [(event["recompiled"], event["fallbacks"]) for event in told] == [(0, {})] * 2
     training = Training.model_validate(values)
     theirs = leaves_of(initial_state(training, make_workload(Configuration(training, None))))
     ours = {n: a for n, a in restored.arrays.items() if n.startswith(("params/", "optimizer/"))}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 import torch_xla
 
-from tests.xla.conftest import TINY_ICL
+from tests.xla.conftest import CAUSES, TINY_ICL
 from tpu.train import xla_device
 from tpu.train.graph_guard import GraphGuard
 from tpu.train.randomness import step_seeds
@@ -89,10 +87,7 @@ def test_indices_are_drawn_evenly_and_beyond_what_one_float_can_name(devices):
 
 def test_a_recompilation_and_a_fallback_are_told_with_the_line(devices):
     told: list[str] = []
-    causes = os.environ["PT_XLA_DEBUG_FILE"]
-    guard = GraphGuard(
-        xla_device.graph_counts, lambda: xla_device.last_cause(xla_device.Path(causes)), told.append
-    )
+    guard = GraphGuard(xla_device.graph_counts, lambda: xla_device.last_cause(CAUSES), told.append)
 
     def of_length(count: int) -> None:
         doubled = torch.ones(count, device=devices.torch) * 2

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,16 +28,16 @@ class UnsupportedByRuntime(RuntimeError):
     """torch_xla cannot do this on the devices that are here; the message says what can."""
 
 
-def prepare(environment: Any = os.environ) -> Path:
-    """Set what torch_xla reads when it is imported; returns the file in which it tells why it compiled.
+def prepare(folder: Path) -> Path:
+    """Set what torch_xla reads when it is imported; returns the file in `folder` in which it tells why it compiled.
 
     To be called before the first import of torch_xla.
     """
-    environment["XLA_RNG_BIT_GENERATOR"] = GENERATOR
-    causes = Path(tempfile.mkdtemp(prefix="xla-")) / "compilations.txt"
-    environment.setdefault("PT_XLA_DEBUG_LEVEL", "1")  # tells of compilations only, and costs nothing between
-    environment.setdefault("PT_XLA_DEBUG_FILE", str(causes))
-    return Path(environment["PT_XLA_DEBUG_FILE"])
+    causes = folder / "compilations.txt"
+    os.environ["XLA_RNG_BIT_GENERATOR"] = GENERATOR
+    os.environ["PT_XLA_DEBUG_LEVEL"] = "1"  # tells of compilations only, and costs nothing between
+    os.environ["PT_XLA_DEBUG_FILE"] = str(causes)
+    return causes
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -35,9 +36,10 @@ def main() -> None:
     Raises ValidationError for wrong settings, DataChangedError, DivergedError, UnsupportedByRuntime, and what the
     contract raises.
     """
-    causes = xla_device.prepare()
+    plan = segment.Plan.from_environment()
+    causes = xla_device.prepare(plan.events_path.parent if plan.events_path else Path(tempfile.mkdtemp()))
     facts: dict[str, str] = {}
-    with segment.start(environment=lambda: facts) as seg:
+    with segment.start(environment=lambda: facts, plan=plan) as seg:
         devices = xla_device.open_devices(seg.num_processes)
         facts |= training_facts(devices)
         cache = _use_cache(seg, devices)
