@@ -29,10 +29,10 @@ PYTHON = Path(".venv-xla/bin/python")
 
 def main() -> None:
     arguments = parser("xla", __doc__)
-    arguments.add_argument("--rounds", type=int, help="turns of each loop (default 9, short 2)")
-    arguments.add_argument("--steps", type=int, help="steps a turn (default 200, short 40)")
+    arguments.add_argument("--rounds", type=int, help="turns of each loop (default 7, short 2)")
+    arguments.add_argument("--steps", type=int, help="steps a turn (default 100, short 40)")
     chosen = arguments.parse_args()
-    rounds, steps = chosen.rounds or (2 if chosen.short else 9), chosen.steps or (40 if chosen.short else 200)
+    rounds, steps = chosen.rounds or (2 if chosen.short else 7), chosen.steps or (40 if chosen.short else 100)
     about = machine()
     if not PYTHON.exists():
         raise BenchFailed(f"{PYTHON} is not there: `make bench BENCH=xla` (or `make setup-xla`) makes it")

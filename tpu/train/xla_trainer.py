@@ -8,10 +8,8 @@ for checkpoints alone.
 from __future__ import annotations
 
 import platform
-import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +21,7 @@ from tpu.train import xla_device
 from tpu.train.compile_cache import PUBLISH_DEADLINE_S, Background, CompileCache, cache_key, open_cache
 from tpu.train.profile import REQUEST, Profiler, Tracer
 from tpu.train.randomness import step_seeds
+from tpu.train.step_guard import StepGuard
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,14 +51,13 @@ def main() -> None:
 def _train(
     seg: segment.Segment, devices: xla_device.Devices, causes: Path, cache: CompileCache | None
 ) -> None:
-    from tpu.train.graph_guard import GraphGuard
     from tpu.train.torch_workloads import make_model, make_torch_workload
     from tpu.train.xla_step import initial_arrays, place_state, step_program
 
     training, data_sha256 = _settings(seg.config)
     workload = make_torch_workload(training, data_sha256)
     model, data = make_model(training, workload), devices.place(workload.load_data())
-    guard = GraphGuard(xla_device.graph_counts, lambda: xla_device.last_cause(causes), _say)
+    guard = StepGuard(seg, causes)
     arrays = initial_arrays(model)
     with seg.phase("compile"):
         state = place_state(devices, training, arrays)
@@ -75,7 +73,7 @@ def _train(
         f"step {seg.step} of {seg.last_step}, {devices.count} devices in {seg.num_processes} processes",
         flush=True,
     )
-    profiler, first = _profiler(seg, devices), seg.step
+    profiler = _profiler(seg, devices)
     for step, count in seg.calls(training.steps_per_call):
         profiler.before_call(step)
         results = []
@@ -88,10 +86,7 @@ def _train(
         # No further ahead of the devices than a call: a notice is then seen within a call's time.
         devices.wait()
         profiler.after_call(step + count, None)
-        if step == first:
-            guard.warmed_up()
-        if guard.look(step + count) or step == first or step + count == seg.last_step:
-            seg.event("graphs", **asdict(guard.report()))
+        guard.after(step + count)
         seg.checkpoint(step + count, _checkpoint(step + count, state, devices))
 
 
@@ -179,10 +174,6 @@ def _use_cache(seg: segment.Segment, devices: xla_device.Devices) -> CompileCach
     cache.fetch()
     xla_device.use_cache(cache.working)
     return cache
-
-
-def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
