@@ -73,7 +73,7 @@ class Lab:
                 raise BenchFailed(f"the flow of {config.name} ended with {flow.returncode}; its log: {log}")
         finally:
             if flow.poll() is None:
-                flow.send_signal(signal.SIGINT)
+                flow.terminate()  # and not SIGINT, which children of a background shell ignore
                 flow.wait()
 
 
@@ -85,6 +85,7 @@ def open_lab(hosts_alone: bool) -> Iterator[Lab]:
     servers. All of these, and this process, then get the other cores.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as after Ctrl-C, nothing is left behind
     cores = sorted(os.sched_getaffinity(0))
     others = set(cores[1:]) or {cores[0]}
     if hosts_alone:
