@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = [path for folder in ("flows", "tasks", "tpu", "deployments") for path in (ROOT / folder).rglob("*.py")]
+SOURCES = [
+    path for folder in ("flows", "tasks", "tpu", "deployments") for path in (ROOT / folder).rglob("*.py")
+]
 
 
 def imported(path: Path) -> set[str]:
@@ -22,7 +24,9 @@ def imported(path: Path) -> set[str]:
 
 def users_of(prefix: str) -> set[str]:
     return {
-        str(path.relative_to(ROOT)) for path in SOURCES if any(name.startswith(prefix) for name in imported(path))
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if any(name.startswith(prefix) for name in imported(path))
     }
 
 
