@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tpu.emulator.emulator import Emulator
+
+TESTS = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +30,14 @@ def emulator(emulator_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> Ite
     emulator_session.reset()
     # One that was hit by SIGKILL a moment ago may still be leaving.
     emulator_session.wait_for(lambda: not emulator_session.processes(), "an emulator without processes", 5)
+
+
+@pytest.fixture(scope="session")
+def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small working tree with the trainers of the tests, so that no run packs the whole repository."""
+    folder = tmp_path_factory.mktemp("program")
+    shutil.copytree(
+        TESTS / "trainers", folder / "tests/trainers", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(TESTS / "__init__.py", folder / "tests")
+    return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -26,19 +25,7 @@ from tpu.runs.record import RunRecord, create_or_take_up, load_record, run_direc
 from tpu.runs.stopping import NoListener
 from tpu.runtime.metrics import read_metrics
 
-TESTS = Path(__file__).parents[1]
 WAIT_S = 60.0
-
-
-@pytest.fixture(scope="session")
-def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small working tree with the trainers of the tests."""
-    folder = tmp_path_factory.mktemp("program")
-    shutil.copytree(
-        TESTS / "trainers", folder / "tests/trainers", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    shutil.copy(TESTS / "__init__.py", folder / "tests")
-    return folder
 
 
 @dataclass

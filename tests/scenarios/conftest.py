@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,7 +35,6 @@ from tpu.runtime.metrics import read_metrics
 from tpu.topology import accelerator_type
 
 WAIT_S = 90.0
-TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")
@@ -47,17 +45,6 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
         # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
         APILogWorker.drain_all(timeout=10)
         EventsWorker.drain_all(timeout=10)
-
-
-@pytest.fixture(scope="session")
-def program_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small working tree with the trainers of the tests, so that no run packs the whole repository."""
-    folder = tmp_path_factory.mktemp("program")
-    shutil.copytree(
-        TESTS / "trainers", folder / "tests/trainers", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    shutil.copy(TESTS / "__init__.py", folder / "tests")
-    return folder
 
 
 @dataclass
