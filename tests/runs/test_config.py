@@ -32,11 +32,31 @@ ICL = {"name": "a-run", "training": {"workload": {"kind": "icl"}}}
         ({"secrets": {"KEY": "hunter2"}}, "KEY: write env:VARIABLE"),
         ({"checkpoints": {"at": [2000]}}, "2000 is not between 1 and steps"),
         ({"checkpoints": {"every": 5, "log_spaced": 5}}, "checkpoints: give one of"),
+        ({"steps": 2 * 10**9, "checkpoints": {"every": 1}}, "2000000000 of them"),
+        ({"steps": 10**30}, "steps: .*less than"),
+        ({"slice": {"ready_minutes": float("inf")}}, "slice.ready_minutes: .*finite"),
+        ({"variables": {"A=B": "1"}}, "variables: 'A=B' cannot be a variable"),
+        ({"variables": {"A": "1\0"}}, "variables: a NUL"),
+        ({"variables": {"A": "\ud800"}}, "variables: a NUL or half a character"),
+        ({"variables": {"RELAY_RUN_DIR": "gs://x"}}, "RELAY_RUN_DIR: .*set by tpu-relay"),
+        ({"secrets": {"RELAY_RUN_DIR": "env:X"}}, "RELAY_RUN_DIR: .*set by tpu-relay"),
+        ({"command": ["python", "\0"]}, "command: a NUL"),
+        ({"command": [""]}, "command: it is empty"),
+        ({"evaluate_command": ""}, "evaluate_command: it is empty"),
     ],
 )
 def test_a_wrong_field_gets_one_line_that_names_it(change, message):
     with pytest.raises(RunConfigError, match=message):
         parse_run_config(ICL | change)
+
+
+@pytest.mark.parametrize("text", ["steps: 2026-13-45", f"steps: {'9' * 5000}", "[" * 900 + "]" * 900])
+def test_what_the_yaml_parser_chokes_on_is_no_traceback(tmp_path: Path, text: str):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(RunConfigError, match=r"run.yaml is not YAML"):
+        load_run_config(tmp_path / "run.yaml")
+    with pytest.raises(RunConfigError, match="steps: the value is not YAML"):
+        parse_changes([f"steps={text.removeprefix('steps: ')}"])
 
 
 def test_a_secret_value_is_never_shown():

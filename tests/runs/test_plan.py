@@ -43,3 +43,9 @@ def test_impossible_rules_are_refused_with_a_sentence():
         stop_steps(CheckpointRule(at=[3, 11]), 10)
     with pytest.raises(ValueError, match="50000 of them in 1000000 steps, more than 10000"):
         stop_steps(CheckpointRule(every=20), 10**6)
+
+
+@pytest.mark.parametrize("rule", [{"every": 1}, {"log_spaced": 10**12}])
+def test_a_slip_of_the_pen_is_refused_before_it_fills_the_memory(rule):
+    with pytest.raises(ValueError, match="1000000000000 of them"):
+        stop_steps(CheckpointRule(**rule), 10**12)

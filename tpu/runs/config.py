@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ class RunConfigError(ValueError):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Slice(_Part):
@@ -80,6 +81,13 @@ class Budget(_Part):
 
 
 EVALUATE_BUILT_IN = "built-in"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _check_passable(text: str) -> None:
+    """Refuse what no process can be given: found on a host it would look like a fault of the host."""
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("a NUL or half a character cannot be passed to a program")
 
 
 class RunConfig(_Part):
@@ -107,7 +115,7 @@ class RunConfig(_Part):
         description="Framework of the built-in trainer, or of your command: JAX, or PyTorch/XLA, which has packages of "
         "its own on the hosts.",
     )
-    steps: int = Field(default=1000, ge=1, description="Total number of training steps.")
+    steps: int = Field(default=1000, ge=1, lt=2**31, description="Total number of training steps.")
     checkpoints: CheckpointRule = Field(
         default=CheckpointRule(), description="At which steps a segment ends."
     )
@@ -148,6 +156,28 @@ class RunConfig(_Part):
     def _split_command(cls, value: Any) -> Any:
         return shlex.split(value) if isinstance(value, str) else value
 
+    @field_validator("command", "evaluate_command")
+    @classmethod
+    def _startable(cls, value: list[str] | None) -> list[str] | None:
+        if value is not None and not (value and value[0]):
+            raise ValueError("it is empty: write the program and its arguments, such as: python train.py")
+        for word in value or ():
+            _check_passable(word)
+        return value
+
+    @field_validator("variables", "secrets")
+    @classmethod
+    def _variable_names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, content in value.items():
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} cannot be a variable: write letters, digits and _, no digit first"
+                )
+            if name.startswith("RELAY_"):
+                raise ValueError(f"{name}: what begins with RELAY_ is set by tpu-relay; choose another name")
+            _check_passable(content)
+        return value
+
     @field_validator("secrets")
     @classmethod
     def _secret_sources(cls, value: dict[str, str]) -> dict[str, str]:
@@ -162,10 +192,6 @@ class RunConfig(_Part):
         if (self.training is None) == (self.command is None):
             raise ValueError(
                 "give exactly one of `training` (a built-in trainer) and `command` (any program)"
-            )
-        if self.command == []:
-            raise ValueError(
-                "`command` is empty: write the program and its arguments, such as: python train.py"
             )
         if self.training is not None and (self.contract or self.seed):
             raise ValueError(
@@ -250,7 +276,7 @@ def load_run_config(path: Path, changes: dict[str, Any] | None = None) -> RunCon
         raise RunConfigError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RunConfigError(f"{path} is not a text file in UTF-8") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # such as an impossible date, a deep nest
         raise RunConfigError(f"{path} is not YAML: {error}") from None
     if isinstance(values, dict):
         apply_changes(values, changes or {})
@@ -275,7 +301,7 @@ def parse_changes(assignments: list[str]) -> dict[str, Any]:
             raise RunConfigError(f"write FIELD=VALUE, such as training.seed=3; found {assignment!r}")
         try:
             changes[field] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             raise RunConfigError(f"{field}: the value is not YAML; found {text!r}") from None
     return changes
 

@@ -48,12 +48,19 @@ def stop_steps(rule: CheckpointRule, steps: int) -> tuple[int, ...]:
         stops = set(rule.at)
     elif rule.log_spaced is not None:
         count = rule.log_spaced
+        _check_number(count, steps)
         stops = {round(steps ** (i / max(count - 1, 1))) for i in range(count)}
     else:
         every = rule.every or max(1, -(-steps // 5))
+        _check_number(steps // every, steps)
         stops = set(range(every, steps + 1, every))
-    if len(stops) > MOST_SEGMENTS:
-        raise ValueError(
-            f"checkpoints: {len(stops)} of them in {steps} steps, more than {MOST_SEGMENTS}: take them less often"
-        )
+    _check_number(len(stops), steps)
     return tuple(sorted(stops | {steps}))
+
+
+def _check_number(stops: int, steps: int) -> None:
+    """Before they are made: a slip of the pen in `steps` must not fill the memory."""
+    if stops > MOST_SEGMENTS:
+        raise ValueError(
+            f"checkpoints: {stops} of them in {steps} steps, more than {MOST_SEGMENTS}: take them less often"
+        )
