@@ -24,8 +24,16 @@ from tpu.runs.config import RunConfig, load_run_config
 from tpu.runs.record import run_directory
 
 RELAY_FOLDER = Path(".relay")
-# One host: torch_xla's CPU runtime, with which an emulated host trains, has no way between processes.
-FOR_XLA = {"framework": "xla", "slice.accelerator_type": "v4-8", "slice.price_an_hour": 5.16}
+# One host: torch_xla's CPU runtime, with which an emulated host trains, has no way between processes. Half the steps:
+# it takes longer for each, and compiles at each start.
+FOR_XLA = {
+    "framework": "xla",
+    "slice.accelerator_type": "v4-8",
+    "slice.price_an_hour": 5.16,
+    "steps": 1000,
+    "training.schedule_steps": 1000,
+    "checkpoints.every": 200,
+}
 # Shorter than a line of Prefect's own, so that an event stays on one line of a terminal.
 PLAIN_LOG = {
     "PREFECT_LOGGING_FORMATTERS_STANDARD_FLOW_RUN_FMT": "%(asctime)s | %(message)s",

@@ -59,10 +59,16 @@ def by_hand(gcs: str, tmp_path: Path) -> Iterator[Maker]:
     made: list[ByHand] = []
 
     def make(name: str, **values: Any) -> ByHand:
-        defaults: dict[str, Any] = {"config": TINY_ICL, "last_step": 30, "stops": [10, 20, 30], "devices": 1}
+        defaults: dict[str, Any] = {
+            "program": "tpu.train.xla_trainer",
+            "config": TINY_ICL,
+            "last_step": 30,
+            "stops": [10, 20, 30],
+            "devices": 1,
+        }
         folder = tmp_path / name
         folder.mkdir()
-        made.append(ByHand(gcs, name, folder, program="tpu.train.xla_trainer", **defaults | values))
+        made.append(ByHand(gcs, name, folder, **defaults | values))
         return made[-1]
 
     yield make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from tests.xla.conftest import Maker
@@ -19,14 +18,15 @@ def test_the_readme_shows_the_loop_as_it_is():
 
 
 def test_the_loop_has_the_same_bits_after_a_kill(by_hand: Maker):
-    assert str(ROOT) in sys.path or (ROOT / "tpu").is_dir()
-    whole = by_hand(
-        "loop-whole", program="deployments.examples.torch_loop", config={}, last_step=60, stops=[20, 40, 60]
-    )
+    loop = {
+        "program": "deployments.examples.torch_loop",
+        "config": {},
+        "last_step": 60,
+        "stops": [20, 40, 60],
+    }
+    whole = by_hand("loop-whole", **loop)
     assert whole.start().exit_codes() == [0], whole.started[-1].output()
-    cut = by_hand(
-        "loop-cut", program="deployments.examples.torch_loop", config={}, last_step=60, stops=[20, 40, 60]
-    )
+    cut = by_hand("loop-cut", **loop)
     first = cut.start()
     first.wait_for(lambda event: event["event"] == "commit")
     first.kill()

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from tests.scenarios.conftest import Lab, lab, prefect_environment, program_folder
+from tests.scenarios.conftest import Lab, lab, prefect_environment
 from tests.xla.conftest import TINY_ICL
 from tpu.checkpoint.verify import verify_run
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runtime.metrics import read_events
 
-__all__ = ["lab", "prefect_environment", "program_folder"]  # fixtures
+__all__ = ["lab", "prefect_environment"]  # fixtures
 
 
 def xla_run(name: str) -> RunConfig:
@@ -35,11 +35,10 @@ def xla_run(name: str) -> RunConfig:
 async def test_the_same_bits_with_0_1_and_3_preemptions(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TPU_RELAY_HOST_PYTHON_XLA", sys.executable)
     monkeypatch.setattr("tests.scenarios.conftest.WAIT_S", 240.0)
-    result = await lab.train(xla_run("xla-0"))
+    await lab.train(xla_run("xla-0"))
     bits, losses = lab.digest("xla-0"), lab.losses("xla-0")
     assert [step for step, _ in losses] == list(range(10, 1801, 10))
     assert losses[-1][1] < losses[0][1]
-    print(result)
     for count in (1, 3):
         name = f"xla-{count}"
         async with lab.training(xla_run(name)) as task:
