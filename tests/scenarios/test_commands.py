@@ -18,6 +18,7 @@ from tests.scenarios.terminal import started
 from tpu.checkpoint import files
 from tpu.runs.code import pack
 from tpu.runs.config import RunConfig, parse_run_config
+from tpu.runs.driver import AttemptEnded
 
 # A program that knows nothing of us: it keeps its own checkpoint in the bucket, and resumes from it.
 PROGRAM = """
@@ -83,6 +84,31 @@ async def test_any_command_has_the_same_environment_after_a_preemption_and_resum
         "RELAY_ATTEMPT", "RELAY_ATTEMPT_ID", "RELAY_ATTEMPT_DIR",
         "RELAY_CONFIG", "RELAY_EVENTS", "JAX_COORDINATOR_PORT",
     }  # fmt: skip
+
+
+# Saves and leaves in order when it is told to, as programs of other schedulers do: that is no end of the training.
+OBEDIENT = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+print("begins", flush=True)
+time.sleep(3600 if os.environ["RELAY_ATTEMPT"] == "1" else 0)
+"""
+
+
+async def test_a_command_that_exits_0_at_the_notice_goes_on_after_it(lab: Lab, program_folder: Path):
+    (program_folder / "obedient.py").write_text(OBEDIENT)
+    run = command_run("obedient", "python obedient.py")
+    async with lab.training(run) as task:
+        await lab.until(lambda: "begins" in printed(lab, run.name, 1), "its first words", task)
+        await lab.preempt(notice=True)
+    assert lab.verdicts(run.name) == ["preempted", "finished"]
+
+
+async def test_a_program_of_the_contract_that_leaves_early_is_to_blame(lab: Lab):
+    run = command_run("early", "true", contract=True, budget={"user_failure": 0})
+    with pytest.raises(AttemptEnded, match="exited with 0, but the last step was not committed"):
+        await lab.train(run)
+    assert lab.verdicts(run.name) == ["user failure"]
 
 
 # Fails in the attempt that it is told to, SECONDS after its start.

@@ -62,6 +62,8 @@ TABLE = [
     ("exit 2 without a word", [host(exit_code=2)], WELL, K.USER_FAILURE, "host 0", True),
     ("segmentation fault", [host(signal=11)], WELL, K.USER_FAILURE, "host 0", True),
     ("segmentation fault under a shell", [host(exit_code=139)], WELL, K.USER_FAILURE, "host 0", True),
+    ("exit 0 after notice", [host(exit_code=0, noticed=True)], WELL, K.PREEMPTED, "host 0", False),
+    ("exit 0 after notice, preempted", [host(exit_code=0, noticed=True)], TAKEN, K.PREEMPTED, None, False),
     ("exit 1, slice preempted", [host(exit_code=1, last_lines=VALUE_ERROR)], TAKEN, K.PREEMPTED, None, False),
     ("exit 1, on-demand node broken", [host(exit_code=1)], BROKEN, K.INFRASTRUCTURE, None, False),
     ("exit 1, on-demand node under repair", [host(exit_code=1)], REPAIRED, K.INFRASTRUCTURE, None, False),
@@ -234,6 +236,13 @@ def test_a_stop_is_a_stop_whatever_the_program_makes_of_it() -> None:
     assert kind(host(exit_code=0), stop_wanted="by the user", finished=True) is K.FINISHED
 
 
+def test_a_program_that_leaves_before_its_last_commit_is_not_finished() -> None:
+    assert kind(host(exit_code=0), finished=False) is K.USER_FAILURE
+    assert kind(host(exit_code=0), finished=False, condition=UNKNOWN) is K.INFRASTRUCTURE
+    assert kind(host(exit_code=0), finished=False, condition=TAKEN) is K.PREEMPTED
+    assert kind(host(exit_code=0, noticed=True), finished=True) is K.FINISHED
+
+
 def test_one_host_that_is_done_does_not_finish_a_gang() -> None:
     assert kind(host(exit_code=0), host(1, exit_code=1, last_lines=VALUE_ERROR)) is K.USER_FAILURE
     assert kind(host(exit_code=0), host(1, lost="connection dropped")) is K.INFRASTRUCTURE
@@ -258,7 +267,7 @@ evidences = st.builds(
     st.sampled_from([None, None, "by the user"]),
     st.sampled_from([None, None, "no step"]),
     st.sampled_from([None, None, "loss nan"]),
-    st.booleans(),
+    st.sampled_from([None, False, True]),
 )
 
 
@@ -272,7 +281,8 @@ def test_there_is_always_one_verdict_with_a_reason(evidence: Evidence) -> None:
     if verdict.slice_usable:
         assert not evidence.cloud.lost
     if verdict.kind is K.FINISHED and not evidence.finished:
-        assert all(h.exit_code == 0 for h in evidence.hosts)
+        assert evidence.finished is None
+        assert all(h.exit_code == 0 and not h.noticed for h in evidence.hosts)
         assert evidence.hosts
 
 

@@ -173,5 +173,5 @@ def evidence(view: GangView, last_step: int | None, stopped: str | None) -> Evid
         if view.hung_s is not None
         else None,
         diverged=view.diverged,
-        finished=last_step is not None and view.committed >= last_step and view.finished,
+        finished=None if last_step is None else view.committed >= last_step and view.finished,
     )

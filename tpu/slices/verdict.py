@@ -58,7 +58,8 @@ class Evidence:
 
     `condition` is the cloud's word, asked after the end; None if nobody asked. `stop_wanted` is who or what
     asked for the stop. `stalled` says which progress was missed, `diverged` where the loss stopped being a
-    number. `finished` is True if the last step is known to be committed.
+    number. `finished` is True if the last step is known to be committed; None for a program that commits
+    nothing, whose exit code 0 is its end.
     """
 
     hosts: tuple[HostEvidence, ...]
@@ -66,7 +67,7 @@ class Evidence:
     stop_wanted: str | None = None
     stalled: str | None = None
     diverged: str | None = None
-    finished: bool = False
+    finished: bool | None = None
 
     @property
     def cloud(self) -> LifeView:
@@ -147,11 +148,17 @@ def _finished(evidence: Evidence) -> Verdict | None:
     usable = not evidence.cloud.lost
     if evidence.finished:
         return Verdict(VerdictKind.FINISHED, "the last step is committed", slice_usable=usable)
-    all_succeeded = bool(evidence.hosts) and all(h.exit_code == 0 and not h.lost for h in evidence.hosts)
-    # A program may exit with 0 because it was told to stop; only the commit tells then.
-    if all_succeeded and evidence.stop_wanted is None and not any(h.ended_by_us for h in evidence.hosts):
+    # A program may exit with 0 because it was told to stop, by a person or by the preemption notice.
+    told = evidence.stop_wanted is not None or any(host.noticed for host in evidence.hosts)
+    if evidence.finished is None and _all_succeeded(evidence) and not told:
         return Verdict(VerdictKind.FINISHED, "every host's program exited with 0", slice_usable=usable)
     return None
+
+
+def _all_succeeded(evidence: Evidence) -> bool:
+    return bool(evidence.hosts) and all(
+        host.exit_code == 0 and not host.lost and not host.ended_by_us for host in evidence.hosts
+    )
 
 
 def _cancelled(evidence: Evidence) -> Verdict | None:
@@ -231,6 +238,9 @@ def _killed(evidence: Evidence) -> Verdict | None:
 
 def _program_failed(evidence: Evidence) -> Verdict:
     failed = _failed(evidence)
+    if _all_succeeded(evidence) and evidence.cloud.usable:
+        reason = "every host's program exited with 0, but the last step was not committed"
+        return Verdict(VerdictKind.USER_FAILURE, reason, slice_usable=True)
     if not failed:
         ended = any(host.ended_by_us for host in evidence.hosts)
         reason = (
