@@ -4,15 +4,19 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
 from tests.runs.conftest import Track
+from tpu.checkpoint import files, objects
 from tpu.clock import SystemClock
 from tpu.runs.controller import (
     EXPIRY_S,
     ControllerLost,
     ControllerState,
+    MalformedController,
     Owner,
     RunIsDriven,
     claim,
@@ -22,6 +26,7 @@ from tpu.runs.controller import (
     this_process,
 )
 from tpu.runs.opening import become_controller
+from tpu.runs.tenure import Tenure
 
 HERE = this_process("flow-1")
 ELSEWHERE = Owner("flow-2", "another-machine", 1, "boot/1")
@@ -103,6 +108,43 @@ def test_who_lost_the_run_notices_before_it_acts(track: Track):
     seen = observe(run_dir)
     assert seen is not None
     assert (seen[0].released, seen[0].term, seen[0].owner.flow_run) == (True, 2, "other")
+
+
+def test_a_beat_that_is_on_its_way_does_not_spoil_the_release(track: Track, monkeypatch: pytest.MonkeyPatch):
+    controller = claim(track.directory("leaving"), HERE, None)
+    written, go_on, write = threading.Event(), threading.Event(), objects.compare_and_set
+
+    def slowly(url: str, data: bytes, generation: int) -> int:
+        generation = write(url, data, generation)
+        written.set()
+        assert go_on.wait(10)
+        return generation
+
+    monkeypatch.setattr(objects, "compare_and_set", slowly)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        beat = pool.submit(controller.beat)
+        assert written.wait(10)
+        release = pool.submit(controller.release)
+        time.sleep(0.1)
+        go_on.set()
+        beat.result()
+        release.result()
+    seen = observe(track.directory("leaving"))
+    assert seen is not None
+    assert (seen[0].released, seen[0].beats) == (True, 1)
+
+
+@pytest.mark.parametrize("junk", [b"", b"{}", b"[]", b'{"owner": 1}'])
+async def test_a_damaged_statement_is_one_clear_error_and_ends_the_tenure(track: Track, junk: bytes):
+    run_dir = track.directory("junk")
+    controller = claim(run_dir, HERE, None)
+    files.write(f"{run_dir}/controller.json", junk)
+    with pytest.raises(MalformedController, match="cannot be understood"):
+        observe(run_dir)
+    tenure = Tenure(controller, run_dir, SystemClock(), print)
+    tenure.start()
+    with pytest.raises(MalformedController, match="cannot be understood"):
+        await tenure.pause(30)
 
 
 async def test_a_living_driver_is_seen_and_left_alone(track: Track):

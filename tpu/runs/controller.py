@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,10 @@ class ControllerLost(RuntimeError):
 
 class RunIsDriven(RuntimeError):
     """Another live process acts for this run."""
+
+
+class MalformedController(ValueError):
+    """controller.json cannot be read; the message shows what it holds."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,14 @@ class ControllerState:
 
     @classmethod
     def from_json(cls, data: bytes) -> ControllerState:
-        values = json.loads(data)
-        return cls(Owner(**values.pop("owner")), **values)
+        try:
+            values = json.loads(data)
+            return cls(Owner(**values.pop("owner")), **values)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise MalformedController(
+                f"controller.json cannot be understood ({error!r}): {data[:200]!r}; once nothing drives the run, "
+                "delete it"
+            ) from error
 
 
 def process_start(pid: int) -> str:
@@ -80,6 +91,8 @@ class Controller:
         self._url = f"{run_dir}/controller.json"
         self._state = state
         self._generation = generation
+        # A beat runs in a thread, which a cancellation does not end: the release must come after it.
+        self._lock = threading.Lock()
 
     @property
     def term(self) -> int:
@@ -96,11 +109,13 @@ class Controller:
 
     def beat(self) -> None:
         """Show that this process lives. Raises ControllerLost if another one has taken over."""
-        self._write(replace(self._state, beats=self._state.beats + 1))
+        with self._lock:
+            self._write(replace(self._state, beats=self._state.beats + 1))
 
     def release(self) -> None:
         """Give the right back, so that the next process need not wait."""
-        self._write(replace(self._state, released=True))
+        with self._lock:
+            self._write(replace(self._state, released=True))
 
     def _write(self, state: ControllerState) -> None:
         try:

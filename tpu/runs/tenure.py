@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
-from tpu.runs.controller import BEAT_S, Controller, ControllerLost
+from tpu.runs.controller import BEAT_S, Controller
 from tpu.runs.stop_request import stop_requested
 from tpu.slices.provision import NoLongerWanted
 
@@ -46,11 +46,11 @@ class Tenure:
                 try:
                     await asyncio.to_thread(self._controller.beat)
                     asked = await asyncio.to_thread(stop_requested, self._run_dir, self._controller.term)
-                except ControllerLost as error:
-                    self._interrupt(error)
-                    return
                 except StorageUnavailable as error:
                     self._report(f"the bucket does not answer; trying again ({error})")
+                except Exception as error:  # lost, or not to be understood: silence would be taken for death
+                    self._interrupt(error)
+                    return
                 else:
                     if asked:
                         self._interrupt(StopRequested("stopped by request"))
