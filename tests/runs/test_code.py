@@ -10,6 +10,8 @@ from tests.runs.conftest import Track
 from tpu.checkpoint import files
 from tpu.runs import code
 from tpu.runs.code import Bundle, CodeError, git_commit, pack, relay_bundle, resolve_code, working_tree
+from tpu.runs.config import parse_run_config
+from tpu.runs.launch import requirements_text
 
 
 def git(folder: Path, *words: str) -> str:
@@ -153,8 +155,28 @@ def test_a_bundle_from_the_bucket(track: Track, tree: Path):
     files.write(url, gzip.compress(b"content")[:-6])
     with pytest.raises(CodeError, match=r"is not a \.tar\.gz"):
         resolve_code(url, tree, tree)
+    files.write(url, gzip.compress(b"content" * 1000))
+    with pytest.raises(CodeError, match=r"is not a \.tar\.gz"):
+        resolve_code(url, tree, tree)
     with pytest.raises(CodeError, match="there is no bundle"):
         resolve_code(f"{url}.none", tree, tree)
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil"])
+def test_a_bundle_that_reaches_out_of_its_folder_is_refused(track: Track, tmp_path: Path, name: str):
+    url = f"{track.bucket}/bundles/evil.tar.gz"
+    files.write(url, pack([("train.py", b"", False), (name, b"", False)], "evil").data)
+    with pytest.raises(CodeError, match="would lie outside the program's folder"):
+        resolve_code(url, tmp_path, tmp_path)
+
+
+def test_requirements_of_a_bundle_that_was_packed_by_tar(tmp_path: Path):
+    run = parse_run_config(
+        {"name": "dots", "command": "true", "environment": {"requirements": "requirements.txt"}}
+    )
+    assert requirements_text(run, pack([("./requirements.txt", b"numpy\n", False)], "")) == "numpy\n"
+    with pytest.raises(CodeError, match="not text"):
+        requirements_text(run, pack([("requirements.txt", b"\xff", False)], ""))
 
 
 @pytest.mark.parametrize("word", ["tree", "https://example.org/x", "@abc", "repository@"])

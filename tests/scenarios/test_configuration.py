@@ -12,6 +12,7 @@ from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import flow_runs
 from tests.scenarios.terminal import said
 from tpu.checkpoint import files
+from tpu.checkpoint.objects import BucketUnusable
 from tpu.cloud import CloudError, ErrorKind
 from tpu.runs.config import RunConfig
 from tpu.runs.driver import AttemptEnded
@@ -110,6 +111,14 @@ def test_a_dry_run_says_what_would_be_made_and_calls_nothing(
         "nothing was made",
     ):
         assert words in output
+
+
+async def test_a_bucket_that_is_not_there_is_named_and_nothing_is_made(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TPU_RELAY_BUCKET", "gs://not-there")
+    with pytest.raises(BucketUnusable, match="there is no bucket gs://not-there: create it, or set"):
+        await lab.train(lab.numpy_run("no-bucket"))
 
 
 async def test_V1_a_stockout_that_ends_costs_no_budget(lab: Lab):

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tpu.checkpoint.paths import split_url
-from tpu.checkpoint.retry import RetryPolicy, retrying
+from tpu.checkpoint.retry import DEFAULT_RETRY, RetryPolicy, retrying
 
 if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client
@@ -136,8 +136,8 @@ def folders(folder_url: str) -> list[str]:
     return sorted(name.removeprefix(prefix).rstrip("/") for name in found)
 
 
-def check_bucket(bucket_url: str, policy: RetryPolicy) -> None:
-    """Find out quickly whether a bucket can be used, before anything waits for it for long.
+def check_bucket(bucket_url: str, policy: RetryPolicy = DEFAULT_RETRY) -> None:
+    """Find out whether a bucket can be used, before anything waits for it for long.
 
     Raises:
         BucketUnusable: there is no such bucket, or no right to it.

@@ -183,8 +183,12 @@ def resolve_code(code: str, folder: Path, cache: Path) -> Bundle:
             raise CodeError(f"there is no bundle {code}") from None
         try:
             content = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
+            with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+                names = archive.getnames()
+        except (OSError, EOFError, zlib.error, tarfile.TarError):
             raise CodeError(f"{code} is not a .tar.gz") from None
+        if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
+            raise CodeError(f"{code}: {outside[0]} would lie outside the program's folder")
         return Bundle(data, hashlib.sha256(content).hexdigest(), code)
     repository, at, commit = code.rpartition("@")
     if not at or not commit or not repository:

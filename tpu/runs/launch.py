@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import posixpath
 import tarfile
 
 from tpu.checkpoint.fence import Commit
@@ -59,19 +60,26 @@ def requirements_text(config: RunConfig, code: Bundle) -> str | None:
     """Text of the program's requirements file out of its bundle; None if it names none.
 
     Raises:
-        CodeError: the bundle has no such file.
+        CodeError: the bundle has no such file, or it is no text.
     """
     path = config.environment.requirements
     if path is None:
         return None
     with tarfile.open(fileobj=io.BytesIO(code.data), mode="r:gz") as archive:
+        # `tar -czf … .` names its entries ./requirements.txt.
+        names = {posixpath.normpath(name): name for name in archive.getnames()}
         try:
-            content = archive.extractfile(path)
+            content = archive.extractfile(names[posixpath.normpath(path)])
         except KeyError:
             content = None
         if content is None:
             raise CodeError(f"environment.requirements: there is no file {path} in {code.source}")
-        return content.read().decode()
+        try:
+            return content.read().decode()
+        except UnicodeDecodeError:
+            raise CodeError(
+                f"environment.requirements: {path} in {code.source} is not text in UTF-8"
+            ) from None
 
 
 def gang_spec(

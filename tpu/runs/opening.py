@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tpu.checkpoint import files
+from tpu.checkpoint import files, objects
 from tpu.checkpoint.fence import load_fence
 from tpu.clock import Clock, SystemClock
 from tpu.cloud.google import open_cloud
@@ -28,6 +28,7 @@ from tpu.runs.controller import (
 )
 from tpu.runs.driver import RunDriver
 from tpu.runs.event_log import EventLog
+from tpu.runs.launch import requirements_text
 from tpu.runs.record import (
     RunNotFound,
     RunRecord,
@@ -68,6 +69,7 @@ async def open_run(
         tpu.runs.controller.RunIsDriven: another live process drives it.
         tpu.runs.code.CodeError: the source cannot be had.
         tpu.connection.ConnectionSettingsError: project or bucket are not set.
+        tpu.checkpoint.objects.BucketUnusable: there is no such bucket, or no right to it.
     """
     connection = connection or Connection.from_environment()
     clock = clock or SystemClock()
@@ -142,10 +144,12 @@ def _record(
     config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
 ) -> tuple[RunRecord, Bundle]:
     """The run's record, and the code it was created with: a run that is taken up keeps its code."""
+    objects.check_bucket(connection.bucket)
     try:
         existing = load_record(run_dir)
     except RunNotFound:
         bundle = resolve_code(config.code, folder, connection.home / "git")
+        requirements_text(config, bundle)  # refused here, before anything is made
         code = {"source": bundle.source, "sha256": bundle.sha256}
         # Before the record, so that whoever finds a record finds its code.
         files.write(code_url(run_dir, code), bundle.data)
