@@ -44,12 +44,13 @@ async def train_to_the_end(
     run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any]
 ) -> dict[str, Any]:
     """Train, and in whatever way that ends, clean up and report."""
+    progress = Progress(run, log)
     async with open_run(
         run,
         this_process(str(flow_run.id)),
         secrets=await load_secrets(run.secrets),
         report=log.info,
-        listener=Progress(run, log),
+        listener=progress,
         take_over=take_over,
     ) as driver:
         failure: BaseException | None = None
@@ -63,6 +64,7 @@ async def train_to_the_end(
             failure = error
         why = "training is done" if failure is None else str(failure) or type(failure).__name__
         await unbroken(clean_up(driver, why))
+        progress.say_held()
         if isinstance(failure, asyncio.CancelledError):
             for evaluation in evaluations:
                 evaluation.cancel()  # a person who wants to leave does not wait for them

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +25,44 @@ def pause_s(elapsed_s: float) -> float:
     return min(max(FIRST_PAUSE_S, elapsed_s * PAUSE_SHARE), LONGEST_PAUSE_S)
 
 
+# Of what a program prints Prefect gets so many lines at once and so many a second: the server stores each, and a flow
+# that is behind with them would see commits and exits late. The whole log is in the bucket.
+LINES_AT_ONCE, LINES_A_SECOND, LAST_LINES, EBB_S = 500.0, 20.0, 50, 2.0
+
+
+class LineTap:
+    """Lets so many lines of one host pass; of a flood, the last ones come once it ebbs, with the number left out."""
+
+    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._say = say
+        self._now = now
+        self._room, self._at = LINES_AT_ONCE, now()
+        self._held: deque[str] = deque(maxlen=LAST_LINES)
+        self._flood = 0
+
+    def line(self, text: str) -> bool:
+        """Take a line; True if it is held back and `ebb` is to be called in a second or so."""
+        now = self._now()
+        self._room = min(LINES_AT_ONCE, self._room + (now - self._at) * LINES_A_SECOND)
+        self._at = now
+        if not self._flood and self._room >= 1:
+            self._room -= 1
+            self._say(text)
+            return False
+        self._flood += 1
+        self._held.append(text)
+        return True
+
+    def ebb(self) -> None:
+        """Say what is held back."""
+        if left_out := self._flood - len(self._held):
+            self._say(f"… {left_out:,} lines are left out here; `relay logs` shows all of them")
+        for text in self._held:
+            self._say(text)
+        self._held.clear()
+        self._flood, self._room = 0, 0.0
+
+
 class Progress:
     """Hears a gang and tells Prefect: program lines and events into the log, the step into an artifact."""
 
@@ -33,9 +73,25 @@ class Progress:
         self._began = self._updated = time.monotonic()
         self._first: tuple[float, int] | None = None
         self._update: asyncio.Task[None] | None = None
+        self._taps: dict[int, LineTap] = {}
+        self._ebbs: dict[int, asyncio.TimerHandle] = {}
 
     def on_log(self, host: HostAddress, line: str) -> None:
-        self._log.info("w%d | %s", host.index, line)
+        index = host.index
+        if index not in self._taps:
+            self._taps[index] = LineTap(lambda text: self._log.info("w%d | %s", index, text))
+        if self._taps[index].line(line) and index not in self._ebbs:
+            self._ebbs[index] = asyncio.get_running_loop().call_later(EBB_S, self._ebb, index)
+
+    def _ebb(self, index: int) -> None:
+        del self._ebbs[index]
+        self._taps[index].ebb()
+
+    def say_held(self) -> None:
+        """Say now what of a flood of lines is held back."""
+        for index in list(self._ebbs):
+            self._ebbs[index].cancel()
+            self._ebb(index)
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None:
         if host.index != 0:

@@ -177,6 +177,18 @@ async def test_O6_the_last_lines_before_an_exit_are_in_the_prefect_log(lab: Lab)
     assert [line for line in log.splitlines() if "| word" in line] == [f"w0 | word {i}" for i in range(300)]
 
 
+FLOOD = "[print('flood', i) for i in range(300_000)]; print('the end', flush=True)"
+
+
+async def test_a_program_that_prints_without_end_holds_nobody_up(lab: Lab):
+    run = lab.numpy_run("flood", command=[sys.executable, "-c", FLOOD], contract=False, steps=1)
+    async with asyncio.timeout(60):
+        await lab.train(run)
+    log = await log_with(run.name, "w0 | the end")
+    assert "lines are left out here" in log
+    assert log.count("w0 | flood") < 3000
+
+
 LEAKS = """
 import json, os, runpy, sys
 token, password = os.environ["API_TOKEN"], os.environ["PASSWORD"]
