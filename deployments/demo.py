@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from deployments.prefect_server import prefect_server
+from deployments.prefect_server import free_port, prefect_server
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.files import filesystem
@@ -24,6 +24,7 @@ from tpu.runs.config import RunConfig, load_run_config
 from tpu.runs.record import run_directory
 
 RELAY_FOLDER = Path(".relay")
+PREFECT_PORT = 4200
 # One host: torch_xla's CPU runtime, with which an emulated host trains, has no way between processes. Half the steps:
 # it takes longer for each, and compiles at each start.
 FOR_XLA = {
@@ -167,8 +168,11 @@ def keep(run_dir: str, name: str) -> Path:
 
 
 def serve_ui() -> None:
-    with prefect_server(RELAY_FOLDER / "prefect") as environment:
-        say(f"Prefect UI: {environment['PREFECT_API_URL'].removesuffix('/api')}/runs (Ctrl-C ends it)")
+    """A server on Prefect's usual port that knows the runs of the demo, until it is interrupted."""
+    with prefect_server(RELAY_FOLDER / "prefect", free_port(PREFECT_PORT)) as environment:
+        url = environment["PREFECT_API_URL"]
+        say(f"Prefect UI: {url.removesuffix('/api')}/runs (Ctrl-C ends it)")
+        say(f"to see your own runs there, too: export PREFECT_API_URL={url}")
         signal.pause()
 
 

@@ -68,10 +68,13 @@ def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, 
             server.wait()
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+def free_port(wanted: int = 0) -> int:
+    """A port of the loopback that nobody listens on: `wanted` if it is free, else any."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        try:
+            listener.bind(("127.0.0.1", wanted))
+        except OSError:
+            listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
 
 

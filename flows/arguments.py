@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import json
 import signal
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from prefect import Flow
+from prefect.exceptions import CancelledRun
+from prefect.settings import (
+    PREFECT_API_URL,
+    PREFECT_SERVER_ANALYTICS_ENABLED,
+    PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
+    temporary_settings,
+)
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
+from tpu.checkpoint.retry import StorageUnavailable
 from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
 from tpu.runs.plan import stop_steps
-from tpu.runs.record import RunNotFound, load_record, run_directory
+from tpu.runs.record import (
+    RunNameTaken,
+    RunNotFound,
+    RunRecord,
+    check_same,
+    data_hash,
+    load_record,
+    run_directory,
+)
 from tpu.topology import accelerator_type
+from tpu.train.text import TextNotFoundError
 
 
 def train_from_terminal(train: Flow[..., Any]) -> None:
@@ -62,14 +82,19 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
             )
         run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
         if not arguments.dry_run:
-            Connection.from_environment()  # refused here, before a flow run is made
-    except (RunConfigError, RunNotFound, ConnectionSettingsError) as error:
+            _refuse_another_run(run)  # here, before a flow run is made
+    except (
+        RunConfigError, RunNotFound, RunNameTaken, ConnectionSettingsError, TextNotFoundError, StorageUnavailable
+    ) as error:  # fmt: skip
         parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:
         print(describe(run))
         return
     try:
-        asyncio.run(train(run, take_over=arguments.take_over))
+        with _prefect_server():
+            asyncio.run(train(run, take_over=arguments.take_over))
+    except CancelledRun as stopped:
+        sys.exit(f"{stopped}: python -m flows.train --resume {run.name}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:
@@ -78,18 +103,59 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
+def _prefect_server() -> contextlib.AbstractContextManager[Any]:
+    """Settings for the server that Prefect starts for one run if it is told of no other."""
+    if PREFECT_API_URL.value():
+        return contextlib.nullcontext()
+    print(
+        "PREFECT_API_URL is not set: this run gets a Prefect server of its own, which takes some 15 s to start and "
+        "ends with it. To see runs in the UI, start a server (`make ui`) and set the variable as it says.",
+        file=sys.stderr,
+    )
+    patient: dict[Any, Any] = {
+        PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 180,
+        PREFECT_SERVER_ANALYTICS_ENABLED: False,
+    }
+    return temporary_settings(patient)
+
+
+def _refuse_another_run(run: RunConfig) -> None:
+    """Raises RunNameTaken if the name belongs to a run that would compute something else."""
+    try:
+        existing = load_record(run_directory(Connection.from_environment().bucket, run.name))
+    except RunNotFound:
+        return
+    check_same(existing, RunRecord(run, data_hash(run), existing.code, existing.created))
+
+
 def field_lines(model: type[BaseModel], indent: str = "") -> list[str]:
-    """Every field of a configuration as commented YAML, with its default."""
+    """Every field of a configuration as commented YAML, with its choices and its default."""
     lines = []
     for name, field in model.model_fields.items():
         inner = _models(field.annotation)
-        default = "required" if field.is_required() else f"default {field.default!r}"
-        about = field.description or ""
-        lines.append(f"{indent}{name}:  # {about}" + ("" if inner else f" ({default})"))
+        notes = [] if inner else [_default(field)]
+        if choices := _choices(field.annotation):
+            notes.insert(0, " | ".join(choices))
+        about = [field.description] if field.description else []
+        about += [f"({'; '.join(notes)})"] if notes else []
+        about += ["one of:"] if len(inner) > 1 else []
+        lines.append(f"{indent}{name}:" + (f"  # {' '.join(about)}" if about else ""))
         for one in inner:
-            lines += [f"{indent}  # {one.__name__}"] if len(inner) > 1 else []
+            lines += (
+                [f"{indent}  # {(one.__doc__ or one.__name__).splitlines()[0]}"] if len(inner) > 1 else []
+            )
             lines += field_lines(one, indent + "  ")
     return lines
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else f"default {json.dumps(field.default)}"
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words of a Literal."""
+    words = get_args(annotation) if get_origin(annotation) is Literal else ()
+    return [str(word) for word in words] if len(words) > 1 else []
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
@@ -109,7 +175,11 @@ def describe(run: RunConfig) -> str:
     stops = stop_steps(run.checkpoints, run.steps) if run.commits else (run.steps,)
     shown = ", ".join(map(str, stops[:8])) + (f", … {stops[-1]}" if len(stops) > 8 else "")
     price = run.slice.price_an_hour
-    cost = f"${price:.2f} an hour" if price is not None else "unknown: set slice.price_an_hour"
+    cost = (
+        f"${price:.2f} an hour while the slice exists"
+        if price is not None
+        else "not known: set slice.price_an_hour"
+    )
     built_in = f"the built-in {run.training.workload.kind} training in JAX" if run.training else ""
     program = " ".join(run.command or [built_in])
     return "\n".join(
@@ -117,9 +187,9 @@ def describe(run: RunConfig) -> str:
             f"run        {run.name}: {program}, {run.steps} steps",
             f"slice      one {run.slice.provisioning} {kind.name} in {run.slice.zone}: {kind.chips} chips, "
             f"{kind.hosts} host(s), image {run.slice.runtime_version or kind.runtime_version}",
-            f"cost       {cost}, while the slice exists",
+            f"cost       {cost}",
             f"segments   {len(stops)}, ending at steps {shown}",
             f"code       {run.code}",
-            "nothing was made (dry run)",
+            "nothing was made, and nobody was asked whether the zone offers it (dry run)",
         ]
     )

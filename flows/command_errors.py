@@ -13,9 +13,10 @@ from tpu.hosts.errors import HostUnreachable
 from tpu.hosts.identity import IdentityError
 from tpu.hosts.route import RouteError
 from tpu.runs.config import RunConfigError
-from tpu.runs.controller import ControllerLost, RunIsDriven
+from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
+from tpu.runs.event_log import MalformedEvent
 from tpu.runs.logs import NoLog
-from tpu.runs.record import RunNameTaken, RunNotFound, TooFewSteps
+from tpu.runs.record import MalformedRecord, RunNameTaken, RunNotFound, TooFewSteps
 from tpu.runs.remote import HostNotReady, NoSuchHost, ProfileFailed
 from tpu.runs.stopping import NotStopped
 from tpu.train.text import TextNotFoundError
@@ -29,6 +30,7 @@ _WRONG_USAGE = (
 _PROBLEM = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
+    MalformedRecord, MalformedController, MalformedEvent,
 )  # fmt: skip
 
 

@@ -6,10 +6,12 @@ import asyncio
 import logging
 from typing import Any
 
-from prefect import flow, get_run_logger
+from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
+from prefect.states import Cancelled
 
 from flows.arguments import train_from_terminal
+from flows.plain_errors import log_plainly
 from flows.signals import cancelled_by_sigterm
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
@@ -21,11 +23,12 @@ from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, this_process
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import open_run
+from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
 
 
 @flow(name="train", flow_run_name="{run.name}")
-async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
+async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any] | State[Any]:
     """Train one run on preemptible TPU slices.
 
     Args:
@@ -33,8 +36,10 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
         take_over: take the run from a driver that is still alive.
 
     Returns:
-        The report's figures: verdict, parameters' hash, goodput, evaluation.
+        The report's figures: verdict, parameters' hash, goodput, evaluation. A run that somebody stopped ends in the
+        state Cancelled.
     """
+    log_plainly()
     log = get_run_logger()
     with cancelled_by_sigterm():
         return await train_to_the_end(run, take_over, log)
@@ -42,7 +47,7 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any]:
 
 async def train_to_the_end(
     run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any]
-) -> dict[str, Any]:
+) -> dict[str, Any] | State[Any]:
     """Train, and in whatever way that ends, clean up and report."""
     progress = Progress(run, log)
     async with open_run(
@@ -71,6 +76,8 @@ async def train_to_the_end(
         async with driver.waiting_for_evaluation():
             answers = await asyncio.gather(*evaluations, return_exceptions=True)
         report = await publish_report(driver, failure)
+        if isinstance(failure, StopRequested):
+            return Cancelled(message=f"{failure}; started again it goes on")
         for problem in (failure, *answers):
             if isinstance(problem, BaseException):
                 raise problem

@@ -34,7 +34,7 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
         key=f"report-{driver.record.config.name}",
         description="Report of the run",
     )
-    log.info("report: %s/report/report.md", driver.run_dir)
+    log.info("written to %s/report/report.md", driver.run_dir)
     log.info("parameters sha256 %s, goodput %.0f %%", report.parameters_sha256, 100 * report.goodput)
     evaluation = report.evaluations[max(report.evaluations)] if report.evaluations else None
     if evaluation and isinstance(told := evaluation.get("summary"), str):

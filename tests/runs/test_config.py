@@ -19,7 +19,10 @@ ICL = {"name": "a-run", "training": {"workload": {"kind": "icl"}}}
     [
         ({"name": "Upper"}, "name: .*'Upper'"),
         ({"name": "x" * 41}, "name: "),
-        ({"stepps": 3}, "stepps: there is no such field"),
+        ({"stepps": 3}, "stepps: there is no such field; did you mean steps?"),
+        ({"training": {"workload": {"kind": "icl"}, "optimiser": 1}}, "did you mean optimizer"),
+        ({"quux": 3}, "quux: there is no such field; --fields lists all"),
+        ({"variables": {"DEBUG": True}}, "variables.DEBUG: .*string"),
         ({"steps": 0}, "steps: .*greater than or equal to 1 .found 0"),
         ({"slice": {"accelerator_type": "v4-9"}}, "slice.accelerator_type: .*v4-8"),
         ({"command": "python train.py"}, "exactly one of `training`"),
@@ -83,6 +86,10 @@ def test_only_what_changes_numbers_is_hashed():
 
 def test_differences_name_each_field():
     assert differences({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}, "d": None}) == ["a.c: 2 → 3"]
+
+
+def test_a_variable_may_be_a_number():
+    assert parse_run_config(ICL | {"variables": {"N": 3, "X": 0.5}}).variables == {"N": "3", "X": "0.5"}
 
 
 def test_a_command_is_split_as_a_shell_would():

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import CancelledRun
 
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
@@ -22,7 +23,6 @@ from tpu.runs.config import RunConfig
 from tpu.runs.driver import AttemptEnded
 from tpu.runs.remote import hosts_of
 from tpu.runs.stopping import stop_run
-from tpu.runs.tenure import StopRequested
 
 
 def configuration(folder: Path, run: RunConfig) -> str:
@@ -122,7 +122,8 @@ async def test_stopped_on_request_it_saves_deletes_and_goes_on_later(lab: Lab):
     told: list[str] = []
     stopping = stop_run(Connection.from_environment(), lab.directory(run.name), told.append)
     _, failure = await asyncio.gather(stopping, task, return_exceptions=True)
-    assert isinstance(failure, StopRequested)
+    assert isinstance(failure, CancelledRun)
+    assert "stopped by request; started again it goes on" in str(failure)
     lab.assert_nothing_left()
     assert lab.verdicts(run.name) == ["cancelled"]
     assert told[-1].startswith("stopped: no gang and no slice is left")

@@ -6,8 +6,9 @@ import hashlib
 import json
 import re
 import shlex
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -178,6 +179,16 @@ class RunConfig(_Part):
             _check_passable(content)
         return value
 
+    @field_validator("variables", mode="before")
+    @classmethod
+    def _numbers_as_text(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        number = (int, float)
+        return {
+            k: str(v) if isinstance(v, number) and not isinstance(v, bool) else v for k, v in value.items()
+        }
+
     @field_validator("secrets")
     @classmethod
     def _secret_sources(cls, value: dict[str, str]) -> dict[str, str]:
@@ -259,9 +270,24 @@ def parse_run_config(values: object) -> RunConfig:
             message = problem["msg"].removeprefix("Value error, ")
             found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r})"
             if problem["type"] == "extra_forbidden":
-                message, found = "there is no such field", ""
+                message, found = _no_such_field(str(problem["loc"][-1])), ""
+            if problem["type"] == "string_pattern_mismatch" and where == "name":
+                message = "lower-case letters, digits and dashes, at most 40, a letter first and no dash last"
             lines.append(f"{where}: {message}{found}")
         raise RunConfigError("\n".join(lines)) from None
+
+
+def _no_such_field(name: str) -> str:
+    near = get_close_matches(name, _field_names(RunConfig), 1)
+    return "there is no such field" + (f"; did you mean {near[0]}?" if near else "; --fields lists all")
+
+
+def _field_names(annotation: Any) -> set[str]:
+    """Names of all fields of a model and of those inside it."""
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return {name for part in get_args(annotation) for name in _field_names(part)}
+    inner = (_field_names(field.annotation) for field in annotation.model_fields.values())
+    return set(annotation.model_fields).union(*inner)
 
 
 def load_run_config(path: Path, changes: dict[str, Any] | None = None) -> RunConfig:

@@ -22,6 +22,10 @@ class RunNotFound(LookupError):
     """There is no such run in the bucket."""
 
 
+class MalformedRecord(ValueError):
+    """run.json cannot be read; the message shows what it holds."""
+
+
 class TooFewSteps(ValueError):
     """An extension or a fork must end behind where it begins; the message says how far that is."""
 
@@ -87,15 +91,18 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, data: bytes) -> RunRecord:
-        values = json.loads(data)
-        return cls(
-            config=parse_run_config(values["config"]),
-            data_sha256=values["data_sha256"],
-            code=values["code"],
-            created=values["created"],
-            parent=values["parent"],
-            extensions=tuple((a, b) for a, b in values["extensions"]),
-        )
+        try:
+            values = json.loads(data)
+            return cls(
+                config=parse_run_config(values["config"]),
+                data_sha256=values["data_sha256"],
+                code=values["code"],
+                created=values["created"],
+                parent=values["parent"],
+                extensions=tuple((a, b) for a, b in values["extensions"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise MalformedRecord(f"run.json cannot be understood ({error!r}): {data[:200]!r}") from error
 
 
 def data_hash(config: RunConfig) -> str | None:
@@ -163,9 +170,14 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
             + "\n".join(f"  {line}" for line in changed)
         )
     if existing.config.steps != wanted.config.steps:
+        longer = wanted.config.steps > existing.config.steps
         raise RunNameTaken(
             f"the run {name} has {existing.config.steps} steps, not {wanted.config.steps}; nothing was changed. "
-            f"To go on further: relay extend {name} --steps {max(existing.config.steps, wanted.config.steps)}"
+            + (
+                f"To go on further: relay extend {name} --steps {wanted.config.steps}"
+                if longer
+                else f"To go on with it: --resume {name}"
+            )
         )
 
 
