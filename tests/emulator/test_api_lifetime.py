@@ -12,6 +12,7 @@ import time
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,17 @@ from tpu.emulator.emulator import (
 
 
 def boot_a_node(
-    emulator: Emulator, node_id: str = "n", script: str = "sleep 1000 & disown; sleep 1000"
+    emulator: Emulator, node_id: str = "n", script: str = "sleep 1000 & disown; sleep 1000", **fields: Any
 ) -> str:
     """Make a two-host node whose startup-script leaves processes about; return its first address."""
 
     async def boot() -> str:
         async with api_of(emulator) as api:
             operation = await api.create_node(
-                node_id, accelerator_type="v4-16", metadata={"startup-script": f"#!/bin/bash\n{script}\n"}
+                node_id,
+                accelerator_type="v4-16",
+                metadata={"startup-script": f"#!/bin/bash\n{script}\n"},
+                **fields,
             )
             node = await api.finish(operation)
             return node.network_endpoints[0].ip_address
@@ -195,13 +199,22 @@ def _sockets(pid: int) -> list[str]:
         return []
 
 
-def run(tmp_path: Path, *arguments: str, succeeds: bool = True) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "tpu.emulator", *arguments, "--state", str(tmp_path)],
+def command(
+    *arguments: str, folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The command as somebody types it in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", "tpu.emulator", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=folder,
+        env=os.environ | environment,
     )
+
+
+def run(tmp_path: Path, *arguments: str, succeeds: bool = True) -> str:
+    done = command(*arguments, "--state", str(tmp_path))
     assert (done.returncode == 0) == succeeds, done.stderr
     return done.stdout if succeeds else done.stderr
 
@@ -214,8 +227,13 @@ def test_the_command_starts_looks_disturbs_and_stops(tmp_path: Path):
         assert record is not None
         assert f"export TPU_RELAY_API_KEY={record.key}" in printed
         assert run(tmp_path, "env") == printed
-        assert run(tmp_path, "up") == printed  # a second one is the same one
-        run(tmp_path, "capacity", "us-central2-b", "v4-8", "3")
+        again = command("up", "--state", str(tmp_path))
+        assert again.stdout == printed  # a second one is the same one, and says so
+        assert again.stderr == (
+            f"an emulator runs in {tmp_path} already (process {record.pid}); this is its environment\n"
+        )
+        told = run(tmp_path, "capacity", "us-central2-b", "v4-8", "3")
+        assert told == "us-central2-b holds at most 3 slice(s) of v4-8 now\n"
         run(tmp_path, "quota", "us-central2-b", "v4-8", "none")
         run(tmp_path, "delay", "2.5")
         run(tmp_path, "stockout", "us-east5-b", "v6e-8")
@@ -230,6 +248,32 @@ def test_the_command_starts_looks_disturbs_and_stops(tmp_path: Path):
         run(tmp_path, "down")
     assert remaining(record) == []
     assert "no emulator runs in" in run(tmp_path, "down")
+
+
+def test_the_command_in_another_folder_follows_the_environment(emulator: Emulator, tmp_path: Path):
+    boot_a_node(emulator, scheduling_config={"spot": True})
+    preempted = command("preempt", "n", folder=tmp_path)
+    assert (preempted.returncode, preempted.stdout) == (0, "preempted n: its hosts are dead\n")
+    assert emulator.preempted() == ["n"]
+    assert f"export TPU_RELAY_API_KEY={emulator.record.key}\n" in command("env", folder=tmp_path).stdout
+    # A folder that was named is meant, whatever the environment says.
+    assert "no emulator runs in" in run(tmp_path, "status", succeeds=False)
+
+
+@pytest.mark.parametrize(
+    ("control", "why"),
+    [
+        ("", "TPU_EMULATOR_CONTROL not set"),
+        ("http://127.0.0.1:1", "no emulator answers at http://127.0.0.1:1"),
+    ],
+)
+def test_the_command_says_where_it_looked_for_an_emulator(tmp_path: Path, control: str, why: str):
+    done = command("status", folder=tmp_path, TPU_EMULATOR_CONTROL=control, TPU_RELAY_API_KEY="k")
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        f"error: no emulator runs in {tmp_path}/.relay/emulator, and the environment leads to none ("
+    )
+    assert why in done.stderr
 
 
 def test_the_command_explains_itself():

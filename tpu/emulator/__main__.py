@@ -11,23 +11,17 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpu.emulator import emulator as emulators
 from tpu.emulator.client import ControlClient, ControlError
-from tpu.emulator.emulator import EmulatorFailed, EmulatorRecord, read_record
-
-_DEFAULT_STATE = Path(".relay/emulator")
-
-
-class NotRunning(RuntimeError):
-    """No emulator lives in the state folder."""
+from tpu.emulator.emulator import EmulatorFailed, read_record
+from tpu.emulator.finding import DEFAULT_STATE, Found, NotRunning, find, state_folder
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    options.state = options.state.absolute()
     try:
         options.run(options)
     except (ControlError, EmulatorFailed, NotRunning) as error:
@@ -57,8 +51,7 @@ class _Commands:
     def add(self, name: str, run: _Run, help: str) -> argparse.ArgumentParser:
         command = self._subparsers.add_parser(name, help=help, description=help)
         command.add_argument(
-            "--state", type=Path, default=_DEFAULT_STATE, metavar="DIR",
-            help=f"folder of the emulator's files (default {_DEFAULT_STATE})",
+            "--state", type=Path, metavar="DIR", help=f"folder of the emulator's files (default {DEFAULT_STATE})"
         )  # fmt: skip
         command.set_defaults(run=run)
         return command
@@ -123,37 +116,45 @@ def _add_trouble(commands: _Commands) -> None:
 
 def _add_limits(commands: _Commands) -> None:
     for name, run, what in (
-        ("capacity", lambda o: _client(o).set_capacity(o.zone, o.type, o.slices), "slices a zone can hold"),
-        ("quota", lambda o: _client(o).set_quota(o.zone, o.type, o.slices), "slices the project may hold"),
+        ("capacity", _capacity, "slices a zone can hold"),
+        ("quota", _quota, "slices the project may hold"),
     ):
         command = commands.add_place(name, run, f"limit the {what}")
         command.add_argument("slices", type=_number_or_none, help="a number, or none for no limit")
     stockout = commands.add_place("stockout", _stockout, "let creations fail for lack of capacity")
     stockout.add_argument("--off", action="store_true", help="end the stockout")
-    delay = commands.add(
-        "delay", lambda o: _client(o).set_delay(o.seconds), "set how long a node is CREATING"
-    )
+    delay = commands.add("delay", _delay, "set how long a node is CREATING")
     delay.add_argument("seconds", type=float)
 
 
+# What was done to {host}, a host of a node, as a sentence.
+_HOST_TROUBLES = {
+    "kill_host": "killed {host} with all its processes",
+    "hang_host": "stopped all processes of {host}; resume-host lets them go on",
+    "resume_host": "the processes of {host} go on",
+    "kill_ssh": "killed the SSH server of {host}; it comes back after a second",
+    "busy_chips": "the chips of {host} are held by a dead program's process now",
+}
+
+
 def _host_trouble(method: str) -> _Run:
-    return lambda options: getattr(_client(options), method)(options.node, options.index, options.zone)
+    def run(options: argparse.Namespace) -> None:
+        getattr(_client(options), method)(options.node, options.index, options.zone)
+        print(_HOST_TROUBLES[method].format(host=f"host {options.index} of {options.node}"))
+
+    return run
 
 
 def _number_or_none(text: str) -> int | None:
     return None if text == "none" else int(text)
 
 
-def _record(options: argparse.Namespace) -> EmulatorRecord:
-    record = read_record(options.state)
-    if record is None:
-        raise NotRunning(f"no emulator runs in {options.state}: start one with `python -m tpu.emulator up`")
-    return record
+def _found(options: argparse.Namespace) -> Found:
+    return find(options.state, os.environ)
 
 
 def _client(options: argparse.Namespace) -> ControlClient:
-    record = _record(options)
-    return ControlClient(record.control, record.key)
+    return _found(options).client
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -164,7 +165,7 @@ def _serve(options: argparse.Namespace) -> None:
         asyncio.run(
             serve(
                 ServeOptions(
-                    options.state,
+                    state_folder(options.state),
                     options.project,
                     options.host_threads,
                     options.temporary,
@@ -177,21 +178,28 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _up(options: argparse.Namespace) -> None:
-    record = read_record(options.state)
+    folder = state_folder(options.state)
+    record = read_record(folder)
     if record is None:
         wanted = ["--host-threads", str(options.host_threads), "--project", options.project]
-        process = emulators.start_process(options.state, wanted, stdin=subprocess.DEVNULL)
-        record = emulators.wait_until_ready(process, options.state)
-    _print_env(record)
+        process = emulators.start_process(folder, wanted, stdin=subprocess.DEVNULL)
+        record = emulators.wait_until_ready(process, folder)
+    else:
+        print(
+            f"an emulator runs in {folder} already (process {record.pid}); this is its environment",
+            file=sys.stderr,
+        )
+    _print_env(record.env)
 
 
 def _down(options: argparse.Namespace) -> None:
-    record = read_record(options.state)
+    folder = state_folder(options.state)
+    record = read_record(folder)
     if record is None:
-        print(f"no emulator runs in {options.state}")
+        print(f"no emulator runs in {folder}")
         return
     os.kill(record.pid, signal.SIGTERM)
-    emulators.wait_until_gone(record, options.state)
+    emulators.wait_until_gone(record, folder)
     print("stopped")
 
 
@@ -200,27 +208,58 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _env(options: argparse.Namespace) -> None:
-    _print_env(_record(options))
+    _print_env(_found(options).env)
 
 
-def _print_env(record: EmulatorRecord) -> None:
-    for name, value in record.env.items():
+def _print_env(env: Mapping[str, str]) -> None:
+    for name, value in env.items():
         print(f"export {name}={shlex.quote(value)}")
 
 
 def _preempt(options: argparse.Namespace) -> None:
-    _client(options).preempt(options.node, options.notice, options.zone, options.becomes)
+    client = _client(options)
+    client.preempt(options.node, options.notice, options.zone, options.becomes)
+    if options.notice:
+        seconds = client.status()["settings"]["notice_s"]
+        print(f"told {options.node} that it is preempted; its hosts are killed {seconds:g} s after that")
+    else:
+        print(f"preempted {options.node}: its hosts are dead")
+
+
+def _capacity(options: argparse.Namespace) -> None:
+    _client(options).set_capacity(options.zone, options.type, options.slices)
+    print(f"{options.zone} holds {_at_most(options.slices)} of {options.type} now")
+
+
+def _quota(options: argparse.Namespace) -> None:
+    _client(options).set_quota(options.zone, options.type, options.slices)
+    print(f"the project may hold {_at_most(options.slices)} of {options.type} in {options.zone} now")
+
+
+def _at_most(slices: int | None) -> str:
+    return "any number of slices" if slices is None else f"at most {slices} slice(s)"
 
 
 def _stockout(options: argparse.Namespace) -> None:
     _client(options).stockout(options.zone, options.type, not options.off)
+    how = "no longer fail" if options.off else "fail from now on"
+    print(f"creations of {options.type} in {options.zone} {how} for lack of capacity")
+
+
+def _delay(options: argparse.Namespace) -> None:
+    _client(options).set_delay(options.seconds)
+    print(f"new nodes are CREATING for {options.seconds:g} s")
 
 
 def _schedule(options: argparse.Namespace) -> None:
+    client = _client(options)
     if options.stop:
-        _client(options).stop_schedule()
-    else:
-        _client(options).schedule_preemptions(options.seed, options.mean, options.notice, options.count)
+        client.stop_schedule()
+        print("no preemptions are planned any more")
+        return
+    client.schedule_preemptions(options.seed, options.mean, options.notice, options.count)
+    how_many = "" if options.count is None else f", {options.count} in all"
+    print(f"a spot node is preempted every {options.mean:g} s on average{how_many} (seed {options.seed})")
 
 
 if __name__ == "__main__":
