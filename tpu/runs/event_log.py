@@ -17,6 +17,10 @@ from tpu.checkpoint import files, objects
 READERS = 8
 
 
+class MalformedEvent(ValueError):
+    """An event cannot be read; the message names its object."""
+
+
 @dataclass(frozen=True)
 class RunEvent:
     """Something that happened to a run at `time`, seconds since 1970 on the clock of the flow's machine."""
@@ -57,10 +61,23 @@ class EventLog:
 
 
 def load_events(run_dir: str) -> list[RunEvent]:
-    """All events of a run in order; empty for a run that has none yet."""
+    """All events of a run in order; empty for a run that has none yet.
+
+    Raises:
+        MalformedEvent: one cannot be read. A run without a part of its history might leave a slice behind.
+    """
+    urls = sorted(files.names(f"{run_dir}/events"))
     with ThreadPoolExecutor(READERS) as readers:
-        contents = readers.map(files.read, sorted(files.names(f"{run_dir}/events")))
-        return [RunEvent(**json.loads(content)) for content in contents]
+        return [
+            _event(url, content) for url, content in zip(urls, readers.map(files.read, urls), strict=True)
+        ]
+
+
+def _event(url: str, content: bytes) -> RunEvent:
+    try:
+        return RunEvent(**json.loads(content))
+    except (ValueError, TypeError) as error:
+        raise MalformedEvent(f"{url} cannot be understood ({error!r}): {content[:200]!r}") from error
 
 
 def undeleted(events: Sequence[RunEvent]) -> list[str]:

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tpu.checkpoint import objects
-from tpu.checkpoint.fence import Fence, load_fence
-from tpu.runs.controller import ControllerState, observe
-from tpu.runs.event_log import RunEvent, load_events
-from tpu.runs.record import RunNotFound, RunRecord, load_record, run_directory
+from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
+from tpu.runs.controller import ControllerState, MalformedController, observe
+from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
+from tpu.runs.record import MalformedRecord, RunNotFound, RunRecord, load_record, run_directory
 from tpu.slices.verdict import VerdictKind
 
 READERS = 16
@@ -32,8 +32,16 @@ def list_runs(bucket: str) -> list[RunLine]:
     """All runs of a bucket by name; a folder without a record is none."""
     names = objects.folders(f"{bucket}/runs")
     with ThreadPoolExecutor(READERS) as readers:
-        lines = readers.map(lambda name: _line(run_directory(bucket, name), name), names)
+        lines = readers.map(lambda name: _readable_line(run_directory(bucket, name), name), names)
         return [line for line in lines if line is not None]
+
+
+def _readable_line(run_dir: str, name: str) -> RunLine | None:
+    """A run whose files are damaged must not hide all the others."""
+    try:
+        return _line(run_dir, name)
+    except (MalformedRecord, MalformedFence, MalformedController, MalformedEvent) as error:
+        return RunLine(name, 0, 0, f"damaged: {str(error).partition(' (')[0]}", 0.0, "")
 
 
 def _line(run_dir: str, name: str) -> RunLine | None:
