@@ -116,6 +116,7 @@ def test_logs_are_those_of_the_host_and_attempt(shown: Track, terminal: Terminal
 def test_export_gives_plain_files(shown: Track, terminal: Terminal, tmp_path: Path):
     answer = terminal.relay("export", "done@20", "--to", str(tmp_path / "out"))
     arrays, about = (Path(line) for line in answer.out.splitlines())
+    assert (arrays.name, about.name) == ("done-step20.safetensors", "done-step20.json")
     assert parameters_digest(load_file(arrays), prefix="") == shown.digest("done", 20)
     described = json.loads(about.read_text())
     assert described["step"] == 20

@@ -14,8 +14,8 @@ from tpu.checkpoint.shards import encode
 
 
 def export(run_dir: str, step: int, dest: str | Path) -> list[str]:
-    """Write `step<N>.safetensors` and `step<N>.json` under `dest`, a local folder or a gs:// one; returns
-    their paths.
+    """Write `<run>-step<N>.safetensors` and `<run>-step<N>.json` under `dest`, a local folder or a gs:// one;
+    returns their paths.
 
     The JSON holds run, step, attempt, environment and, if the run has one, its configuration (run.json).
 
@@ -25,9 +25,10 @@ def export(run_dir: str, step: int, dest: str | Path) -> list[str]:
     """
     run_dir = checked_run_dir(run_dir)
     restored = read_commit(run_dir, commit_at(load_fence(run_dir).commits, step, run_dir))
+    stem = f"{run_dir.rpartition('/')[2]}-step{step}"
     contents = {
-        f"step{step}.safetensors": encode(restored.arrays),
-        f"step{step}.json": json.dumps(_about(run_dir, restored), indent=1).encode(),
+        f"{stem}.safetensors": encode(restored.arrays),
+        f"{stem}.json": json.dumps(_about(run_dir, restored), indent=1).encode(),
     }
     return [_write(str(dest).rstrip("/"), name, content) for name, content in contents.items()]
 
