@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 from tpu.checkpoint import objects
 from tpu.checkpoint.fence import load_fence
@@ -65,27 +69,19 @@ async def evaluate_checkpoint(
         "RELAY_STEP": str(step),
         "RELAY_CHECKPOINT": await asyncio.to_thread(_checkpoint_of, run_dir, step),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *command,
-        env=environment, stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    code, out, err = await _run(command, environment)
+    words = "\n".join(err.strip().splitlines()[-15:])
+    if code is None:
+        raise EvaluationFailed(f"evaluation of step {step} did not end in {EVALUATION_S:.0f} s:\n{words}")
     try:
-        out, err = await asyncio.wait_for(process.communicate(), EVALUATION_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    lines = out.decode(errors="replace").strip().splitlines()
-    try:
-        if process.returncode != 0:
+        if code != 0:
             raise ValueError
-        metrics = json.loads(lines[-1])
+        metrics = json.loads(out.strip().splitlines()[-1])
         if not isinstance(metrics, dict):
             raise ValueError
     except (ValueError, IndexError):
-        words = "\n".join(err.decode(errors="replace").strip().splitlines()[-15:])
-        raise EvaluationFailed(f"evaluation of step {step} exited {process.returncode}:\n{words}") from None
+        missing = "" if code else " and printed no JSON object last"
+        raise EvaluationFailed(f"evaluation of step {step} exited {code}{missing}:\n{words}") from None
     try:
         await asyncio.to_thread(
             objects.create_exclusive, evaluation_url(run_dir, step), json.dumps(metrics).encode()
@@ -93,6 +89,33 @@ async def evaluate_checkpoint(
     except objects.ObjectExists:
         report(f"step {step} was evaluated twice at the same time; the first answer stands")
     return metrics
+
+
+async def _run(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int | None, str, str]:
+    """Exit code (None: it took too long) and the end of both outputs.
+
+    They go to files: a pipe would stay open for as long as anything that the command started, which ends here too.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *command,
+            env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
+        )  # fmt: skip
+        code = None
+        try:
+            code = await asyncio.wait_for(process.wait(), EVALUATION_S)
+        except TimeoutError:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        return code, _end_of(out), _end_of(err)
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - objects.LARGEST_BYTES))
+    return file.read().decode(errors="replace")
 
 
 def _checkpoint_of(run_dir: str, step: int) -> str:
