@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator
 from tpu.checkpoint import files
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
+from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.record import load_record
+from tpu.topology import accelerator_type
 
-# Hosts bring what they have every 10 s.
+# How often the bucket is looked at while a log is followed.
 LOOK_S = 2.0
+# Hosts bring what they have every 10 s; the first part may need a moment more.
+FIRST_PART_S = 15.0
 
 
 class NoLog(LookupError):
@@ -25,18 +30,25 @@ def log_parts(run_dir: str, attempt: int, host: int) -> list[str]:
     return sorted(found, key=lambda url: int(found[url][1]))
 
 
-def read_log(run_dir: str, run: str, attempt: int | None, host: int) -> Iterator[bytes]:
+def read_log(
+    run_dir: str, run: str, attempt: int | None, host: int, now: Callable[[], float] = time.time
+) -> Iterator[bytes]:
     """The parts of one host's log; of the newest attempt if none is named.
 
     Raises:
-        NoLog: there is none, or no such attempt.
+        NoLog: there is none (yet), or no such attempt or host.
     """
     number = _attempt(run_dir, run, attempt)
+    _check_host(run_dir, run, host)
     parts = log_parts(run_dir, number, host)
     if not parts:
-        raise NoLog(
-            f"host {host} of attempt {number} of {run} has no log in the bucket (a host brings one every 10 s)"
-        )
+        started = next((e.time for e in load_events(run_dir) if _starts(e, number)), float("-inf"))
+        if not _ended(run_dir, number) and (age_s := now() - started) < FIRST_PART_S:
+            raise NoLog(
+                f"attempt {number} of {run} began {max(age_s, 0):.0f} s ago, and hosts bring their logs every "
+                "10 s: try again, or use --follow"
+            )
+        raise NoLog(f"host {host} of attempt {number} of {run} has no log in the bucket")
     return (files.read(part) for part in parts)
 
 
@@ -45,6 +57,7 @@ def follow_log(
 ) -> Iterator[bytes]:
     """The parts as they come, from attempt to attempt, until nobody drives the run; of one attempt, until it ended."""
     number = _attempt(run_dir, run, attempt) if attempt is not None or load_fence(run_dir).attempt else 1
+    _check_host(run_dir, run, host)
     seen = 0
     while True:
         # Asked before the parts: what came before the end is still read.
@@ -68,6 +81,16 @@ def _attempt(run_dir: str, run: str, attempt: int | None) -> int:
     if attempt is not None and not 1 <= attempt <= newest:
         raise NoLog(f"{run} has no attempt {attempt}: it has 1 to {newest}")
     return attempt or newest
+
+
+def _check_host(run_dir: str, run: str, host: int) -> None:
+    hosts = accelerator_type(load_record(run_dir).config.slice.accelerator_type).hosts
+    if host >= hosts:
+        raise NoLog(f"{run} has 1 host: 0" if hosts == 1 else f"{run} has {hosts} hosts: 0 to {hosts - 1}")
+
+
+def _starts(event: RunEvent, attempt: int) -> bool:
+    return event.kind == "attempt-started" and event.detail["attempt"] == attempt
 
 
 def _ended(run_dir: str, attempt: int) -> bool:
