@@ -100,7 +100,7 @@ def runs() -> None:
     bucket = _connection().bucket
     lines = list_runs(bucket)
     for line in lines:
-        steps = f"{line.step} of {line.steps}"
+        steps = "a command" if line.steps is None else f"{line.step} of {line.steps}"
         origin = f"; forked from {line.parent}" if line.parent else ""
         print(f"{line.name:32} {steps:>17}  {_time(line.created)}  {line.state}{origin}")
     if not lines:

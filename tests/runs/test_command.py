@@ -21,8 +21,12 @@ from tests.runs.conftest import Track
 from tests.runs.terminal import Terminal, relay_process
 from tpu.checkpoint import files
 from tpu.checkpoint.digest import parameters_digest
+from tpu.checkpoint.fence import open_attempt, update_fence
 from tpu.checkpoint.paths import checkpoint_url
 from tpu.emulator.emulator import Emulator
+from tpu.runs.controller import claim, this_process
+from tpu.runs.event_log import EventLog
+from tpu.runs.logs import NoLog, read_log
 from tpu.runs.record import load_record
 
 
@@ -110,7 +114,9 @@ def test_logs_are_those_of_the_host_and_attempt(shown: Track, terminal: Terminal
     # Nobody drives it any more, so following it ends.
     assert terminal.relay("logs", "done", "--follow").out == answer.out
     assert terminal.relay("logs", "done", "--attempt", "2").sentence == "done has no attempt 2: it has 1 to 1"
-    assert "host 3 of attempt 1 of done has no log" in terminal.relay("logs", "done", "--host", "3").sentence
+    for follow in ([], ["--follow"]):
+        answer = terminal.relay("logs", "done", "--host", "3", *follow)
+        assert (answer.code, answer.sentence) == (2, "done has 1 host: 0")
 
 
 def test_export_gives_plain_files(shown: Track, terminal: Terminal, tmp_path: Path):
@@ -153,6 +159,41 @@ def test_extend_and_fork(shown: Track, terminal: Terminal):
     )
     assert "extended       from 50 to 60 steps" in terminal.relay("show", "next").out
     assert terminal.relay("stop", "next").out.startswith("stopped: no gang and no slice is left; ")
+
+
+def test_a_finished_run_has_nothing_to_stop(shown: Track, terminal: Terminal):
+    assert terminal.relay("stop", "done").out == "done is finished; nothing to stop\n"
+
+
+def test_the_log_of_an_attempt_that_has_just_begun_is_on_its_way(shown: Track):
+    run_dir = shown.directory("young")
+    shown.record("young")
+    update_fence(run_dir, lambda fence: open_attempt(fence, 1))
+    EventLog(run_dir, 1, lambda: 1000.0).append("attempt-started", attempt=1, slice="s", resume=None)
+    with pytest.raises(
+        NoLog, match=r"attempt 1 of young began 4 s ago, .* every 10 s: try again, or use --follow"
+    ):
+        read_log(run_dir, "young", None, 0, now=lambda: 1004.0)
+    with pytest.raises(NoLog, match="host 0 of attempt 1 of young has no log in the bucket"):
+        read_log(run_dir, "young", None, 0, now=lambda: 1100.0)
+
+
+def test_a_foreign_command_that_failed_is_shown_without_steps(shown: Track, terminal: Terminal):
+    run_dir = shown.directory("foreign")
+    shown.record("foreign", contract=False)
+    claim(run_dir, this_process("test"), None).release()
+    log = EventLog(run_dir, 1, time.time)
+    log.append("attempt-started", attempt=1, slice="s", resume=None)
+    log.append(
+        "attempt-ended", attempt=1, slice="s", verdict="user failure", reason="w0: exit code 1", last_commit=None,
+        steps=40,
+    )  # fmt: skip
+    line = next(line for line in terminal.relay("runs").out.splitlines() if line.startswith("foreign "))
+    assert re.search(r" a command  \S+ \S+  failed: user failure, w0: exit code 1$", line)
+    answer = terminal.relay("show", "foreign")
+    assert answer.out.startswith("foreign: failed: user failure, w0: exit code 1\n")
+    assert "step" not in answer.out
+    assert "checkpoints" not in answer.out
 
 
 @pytest.mark.parametrize(

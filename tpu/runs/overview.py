@@ -11,18 +11,24 @@ from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
 from tpu.runs.controller import ControllerState, MalformedController, observe
 from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
 from tpu.runs.record import MalformedRecord, RunNotFound, RunRecord, load_record, run_directory
+from tpu.runs.stop_request import stop_requested
+from tpu.slices.budget import Budgets, Exhausted, allows
 from tpu.slices.verdict import VerdictKind
 
 READERS = 16
+# A reason may hold the last line of a program; in a list it is cut.
+REASON_LENGTH = 120
+# Why a slice in creation was given up, if a person wanted so: see SliceHolder.provision.
+_GIVEN_UP = ("cancelled", "stopped by request", "SIGTERM")
 
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list. `created` is in seconds since 1970."""
+    """One run in a list. `created` is in seconds since 1970; `steps` is None for a foreign command, which has none."""
 
     name: str
     step: int
-    steps: int
+    steps: int | None
     state: str
     created: float
     parent: str
@@ -50,11 +56,13 @@ def _line(run_dir: str, name: str) -> RunLine | None:
     except RunNotFound:
         return None
     fence, seen = load_fence(run_dir), observe(run_dir)
-    # Only a foreign command's end stands nowhere but in the events.
-    events = [] if record.config.commits else load_events(run_dir)
+    # The fence tells how far a run is, but not why it is no further, and nothing of a foreign command's end.
+    whole = record.config.commits and reached(record, fence, ()) >= record.config.steps
+    events = [] if whole or seen is None else load_events(run_dir)
     parent = f"{record.parent['run']}@{record.parent['step']}" if record.parent else ""
-    state = run_state(record, fence, seen[0] if seen else None, events)
-    return RunLine(name, reached(record, fence, events), record.config.steps, state, record.created, parent)
+    state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
+    steps = record.config.steps if record.config.commits else None
+    return RunLine(name, reached(record, fence, events), steps, state, record.created, parent)
 
 
 def reached(record: RunRecord, fence: Fence, events: Sequence[RunEvent]) -> int:
@@ -74,10 +82,29 @@ def ended_well(record: RunRecord, events: Sequence[RunEvent]) -> bool:
     )
 
 
-def run_state(
-    record: RunRecord, fence: Fence, controller: ControllerState | None, events: Sequence[RunEvent]
+def state_of(
+    run_dir: str,
+    record: RunRecord,
+    fence: Fence,
+    controller: ControllerState | None,
+    events: Sequence[RunEvent],
 ) -> str:
-    """One word, and who: `driven` says that a process acts for the run, as far as can be told from here."""
+    """`run_state`, with a look whether somebody asked the last driver to stop."""
+    asked = controller is not None and stop_requested(run_dir, controller.term)
+    return run_state(record, fence, controller, events, asked)
+
+
+def run_state(
+    record: RunRecord,
+    fence: Fence,
+    controller: ControllerState | None,
+    events: Sequence[RunEvent],
+    asked: bool = False,
+) -> str:
+    """One word, and who or why: `driven` says that a process acts for the run, as far as can be told from here.
+
+    `asked` is True if the last driver was asked to stop.
+    """
     if controller is not None and not controller.released and not controller.owner.known_dead():
         return f"driven by process {controller.owner.pid} on {controller.owner.host}"
     if reached(record, fence, events) >= record.config.steps:
@@ -86,4 +113,31 @@ def run_state(
         return "not started"
     if fence.open:
         return "left: its driver died, a gang may still train"
-    return "stopped"
+    reason = None if asked else failure(record, events)
+    return "stopped" if reason is None else f"failed: {reason}"
+
+
+def failure(record: RunRecord, events: Sequence[RunEvent]) -> str | None:
+    """Why the last driver gave up, in one line; None if the history knows of nothing but a stop.
+
+    A preemption or a lost host ends no run that its budget lets go on, so what ended behind one was stopped.
+    """
+    last = next((e for e in reversed(events) if e.kind in ("attempt-ended", "provision-failed")), None)
+    if last is None:
+        return None
+    reason = last.detail["reason"].strip() or "no reason given"
+    if last.kind == "provision-failed":
+        return None if reason in _GIVEN_UP else _short(f"no slice: {reason}")
+    kinds = [VerdictKind(e.detail["verdict"]) for e in events if e.kind == "attempt-ended"]
+    if kinds[-1] in (VerdictKind.FINISHED, VerdictKind.CANCELLED):
+        return None
+    budget = record.config.budget
+    answer = allows(Budgets(budget.preemption, budget.infrastructure, budget.user_failure), kinds)
+    # The next attempt of a failing program would most likely have ended the same way.
+    gave_up = isinstance(answer, Exhausted) or kinds[-1] is VerdictKind.USER_FAILURE
+    return _short(f"{kinds[-1].value}, {reason}") if gave_up else None
+
+
+def _short(text: str) -> str:
+    line = text.splitlines()[0]
+    return line if len(line) <= REASON_LENGTH else f"{line[: REASON_LENGTH - 1]}…"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, load_events
-from tpu.runs.overview import run_state
+from tpu.runs.overview import state_of
 from tpu.runs.record import RunRecord, load_record
 
 _SHOWN = ("slice-ready", "slice-deleted", "provision-failed", "attempt-started", "attempt-ended")
@@ -26,13 +26,13 @@ def describe_run(run_dir: str) -> list[str]:
         load_events(run_dir),
         observe(run_dir),
     )
-    state = run_state(record, fence, seen[0] if seen else None, events)
+    state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     commits = ", ".join(f"{c.step} (attempt {c.attempt})" for c in fence.commits) or "none"
     return [
         f"{record.config.name}: {state}",
         *(f"{name:14} {value}" for name, value in _facts(record)),
-        f"{'checkpoints':14} {commits}",
-        *(line for event in events if event.kind in _SHOWN for line in [_event(event)]),
+        *([f"{'checkpoints':14} {commits}"] if record.config.commits else []),
+        *(_event(event, record.config.commits) for event in events if event.kind in _SHOWN),
     ]
 
 
@@ -42,7 +42,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         " ".join(config.command or ())
         or f"the built-in {config.training and config.training.workload.kind} training"
     )
-    yield "program", f"{program}, {config.steps} steps"
+    yield "program", f"{program}, {config.steps} steps" if config.commits else program
     yield "slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"
     yield "configuration", f"sha256 {record.hash[:16]}…"
     yield "code", f"{record.code['source']}, sha256 {record.code['sha256'][:16]}…"
@@ -52,13 +52,13 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "extended", f"from {before} to {after} steps"
 
 
-def _event(event: RunEvent) -> str:
+def _event(event: RunEvent, commits: bool) -> str:
     at = datetime.datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S")
     detail = event.detail
     match event.kind:
         case "attempt-started":
-            begin = detail["resume"]
-            told = f"attempt {detail['attempt']} starts from step {begin or 0} on {detail['slice']}"
+            begin = f" from step {detail['resume'] or 0}" if commits else ""
+            told = f"attempt {detail['attempt']} starts{begin} on {detail['slice']}"
         case "attempt-ended":
             name = f"attempt {detail['attempt']}" if detail["attempt"] is not None else "preparation"
             last = detail["last_commit"]

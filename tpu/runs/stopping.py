@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint.fence import Fence, load_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
 from tpu.runs.controller import EXPIRY_S, ControllerState, observe, this_process
-from tpu.runs.event_log import load_events, undeleted
+from tpu.runs.event_log import RunEvent, load_events, undeleted
 from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
-from tpu.runs.record import load_record
+from tpu.runs.overview import reached
+from tpu.runs.record import RunRecord, load_record
 from tpu.runs.report import loss_picture, to_markdown
 from tpu.runs.stop_request import request_stop
 
@@ -44,32 +45,46 @@ async def stop_run(connection: Connection, run_dir: str, report: Callable[[str],
         tpu.runs.controller.RunIsDriven: somebody started it again meanwhile.
     """
     record = await asyncio.to_thread(load_record, run_dir)
-    await _ask_driver(run_dir, report)
+    asked = await _ask_driver(run_dir, report)
     events, fence = await asyncio.gather(
         asyncio.to_thread(load_events, run_dir), asyncio.to_thread(load_fence, run_dir)
     )
-    if fence.open or undeleted(events):
+    left = fence.open or bool(undeleted(events))
+    if left:
         owner = this_process("stop")
         async with open_to_end(
             run_dir, owner, report=report, listener=NoListener(), connection=connection
         ) as driver:
             await driver.clean_up(WHY)
-            figures = await asyncio.to_thread(collect, record, run_dir, driver.log.events, WHY, time.time())
+            events, fence = driver.log.events, await driver.fence()
+            why = None if _finished(record, fence, events) else WHY
+            figures = await asyncio.to_thread(collect, record, run_dir, events, why, time.time())
         picture = await asyncio.to_thread(loss_picture, figures)
         text = to_markdown(figures, "loss.png" if picture else None)
         await asyncio.to_thread(save_report, run_dir, text, picture)
-        fence = await asyncio.to_thread(load_fence, run_dir)
-    newest = fence.newest()
-    step = newest.step if newest else record.first_step
-    report(f"stopped: no gang and no slice is left; python -m flows.train --resume {record.config.name} "
-           f"goes on from step {step}")  # fmt: skip
+    report(_outcome(record, fence, events, did_something=asked or left))
 
 
-async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> None:
-    """Return when no live process drives the run."""
+def _finished(record: RunRecord, fence: Fence, events: Sequence[RunEvent]) -> bool:
+    return reached(record, fence, events) >= record.config.steps
+
+
+def _outcome(record: RunRecord, fence: Fence, events: Sequence[RunEvent], did_something: bool) -> str:
+    name = record.config.name
+    if _finished(record, fence, events):
+        told = "no gang and no slice is left" if did_something else "nothing to stop"
+        return f"{name} is finished; {told}"
+    begin = (
+        f"goes on from step {reached(record, fence, events)}" if record.config.commits else "starts it again"
+    )
+    return f"stopped: no gang and no slice is left; python -m flows.train --resume {name} {begin}"
+
+
+async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
+    """Return when no live process drives the run: whether one did and was asked."""
     seen = await asyncio.to_thread(observe, run_dir)
     if seen is None or not drives(seen[0]):
-        return
+        return False
     term, owner = seen[0].term, seen[0].owner
     await asyncio.to_thread(request_stop, run_dir, term)
     report(f"asked process {owner.pid} on {owner.host} to stop; waiting until it has saved and cleaned up")
@@ -78,12 +93,12 @@ async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> None:
         await asyncio.sleep(LOOK_S)
         now = await asyncio.to_thread(observe, run_dir)
         if now is None or now[0].term != term or not drives(now[0]):
-            return
+            return True
         if now[1] != seen[1]:
             seen, heard = now, time.monotonic()
         elif time.monotonic() - heard > EXPIRY_S:
             report(f"process {owner.pid} on {owner.host} was silent for {EXPIRY_S:.0f} s: taken as dead")
-            return
+            return True
     raise NotStopped(
         f"process {owner.pid} on {owner.host} lives but did not stop the run in {STOP_S:.0f} s; look at its log, "
         "or end it there and stop the run again"
