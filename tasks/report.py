@@ -35,7 +35,12 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
         description="Report of the run",
     )
     log.info("written to %s/report/report.md", driver.run_dir)
-    log.info("parameters sha256 %s, goodput %.0f %%", report.parameters_sha256, 100 * report.goodput)
+    commits = driver.record.config.commits
+    if commits:
+        digest = report.parameters_sha256 or "none committed"
+        log.info("parameters sha256 %s, goodput %.0f %%", digest, 100 * report.goodput)
+    else:
+        log.info("%d attempt(s) in %.0f s", len(report.attempts), report.wall_s)
     evaluation = report.evaluations[max(report.evaluations)] if report.evaluations else None
     if evaluation and isinstance(told := evaluation.get("summary"), str):
         log.info(told)
@@ -44,7 +49,7 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
         "verdict": report.verdict,
         "parameters_sha256": report.parameters_sha256,
         "attempts": len(report.attempts),
-        "goodput": report.goodput,
+        "goodput": report.goodput if commits else None,
         "wall_s": report.wall_s,
         "seconds": dict(report.seconds),
         "dollars": report.dollars,

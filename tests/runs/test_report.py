@@ -145,6 +145,19 @@ def test_the_report_in_markdown():
     assert "extended" not in text
 
 
+def test_a_foreign_command_has_attempts_and_no_steps():
+    config = parse_run_config({"name": "r", "command": "python own.py", "evaluate": "never"})
+    foreign = dataclasses.replace(record(), config=config)
+    report = make_report(foreign, events(), 0, None, {}, (), "failed: why", 200.0, mixed=False)
+    text = to_markdown(report, None)
+    assert "| command | `python own.py` |" in text
+    assert "| attempts | 2 |" in text
+    assert r"| 1 | preempted, a \| b c |" in text
+    assert "| **wall time** | **200.0** | |" in text
+    for word in ("parameters", "goodput", "steps", "Segments", str(config.steps)):
+        assert word not in text.replace(foreign.hash, "")
+
+
 def test_seconds_sum_to_the_wall_time_and_goodput_leaves_waste_out():
     report = report_of()
     assert sum(report.seconds.values()) == pytest.approx(200.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,31 +147,44 @@ def graphs_told(events: Iterable[tuple[int, Mapping[str, Any]]]) -> str | None:
 
 def to_markdown(report: Report, picture: str | None) -> str:
     """The report as Markdown; `picture` is a URL of the loss curve, or None."""
+    lines = [f"# Run {report.record.config.name}: {report.verdict.splitlines()[0]}", ""]
+    facts = [f"| {name} | {value} |" for name, value in _facts(report)]
+    lines += ["| | |", "| --- | --- |", *facts, ""]
+    lines += _segment_lines(report) if report.record.config.commits else _attempt_lines(report)
+    lines += ["", *_evaluation_lines(report), *_time_lines(report)]
+    if picture:
+        lines += ["## Loss", "", f"![loss by step]({picture})", ""]
+    return "\n".join(lines)
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
     record = report.record
     config = record.config
-    lines = [f"# Run {config.name}: {report.verdict.splitlines()[0]}", ""]
-    facts = [
-        (
-            "parameters (sha256)",
-            f"`{report.parameters_sha256}`" if report.parameters_sha256 else "none committed",
-        ),
-        ("configuration (sha256)", f"`{record.hash}`"),
-        ("code", f"{record.code['source']}, sha256 `{record.code['sha256'][:16]}…`"),
-        ("slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"),
-        ("attempts", f"{len(report.attempts)}"),
-        ("goodput", f"{report.goodput:.0%} of {report.wall_s:.0f} s"),
-        ("cost", "price not set" if report.dollars is None else f"${report.dollars:.2f}"),
-    ]
+    # Of a foreign command neither steps nor checkpoints are known, so there is no goodput to tell.
+    if config.commits:
+        digest = report.parameters_sha256
+        yield "parameters (sha256)", f"`{digest}`" if digest else "none committed"
+    else:
+        yield "command", f"`{_cell(' '.join(config.command or ()))}`"
+    yield "configuration (sha256)", f"`{record.hash}`"
+    yield "code", f"{record.code['source']}, sha256 `{record.code['sha256'][:16]}…`"
+    yield "slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"
+    yield "attempts", f"{len(report.attempts)}"
+    if config.commits:
+        yield "goodput", f"{report.goodput:.0%} of {report.wall_s:.0f} s"
+    yield "cost", "price not set" if report.dollars is None else f"${report.dollars:.2f}"
     if record.parent:
-        facts.append(("forked from", f"{record.parent['run']} at step {record.parent['step']}"))
+        yield "forked from", f"{record.parent['run']} at step {record.parent['step']}"
     for before, to in record.extensions:
-        facts.append(("extended", f"from {before} to {to} steps"))
+        yield "extended", f"from {before} to {to} steps"
     if report.graphs:
-        facts.append(("graphs", report.graphs))
+        yield "graphs", report.graphs
     if report.mixed:
-        facts.append(("mixed", "parts of this run were computed on different chips or library versions"))
-    lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts), ""]
-    lines += [
+        yield "mixed", "parts of this run were computed on different chips or library versions"
+
+
+def _segment_lines(report: Report) -> list[str]:
+    lines = [
         "## Segments",
         "",
         "| segment | steps | attempts | what happened |",
@@ -183,15 +196,25 @@ def to_markdown(report: Report, picture: str | None) -> str:
             told = told or "not reached"
         tried = ", ".join(map(str, row.attempts)) or "–"
         lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} | {told or 'done'} |")
-    lines += ["", *_evaluation_lines(report)]
-    lines += ["## Where the time went", "", "| | seconds | share |", "| --- | ---: | ---: |"]
+    return lines
+
+
+def _attempt_lines(report: Report) -> list[str]:
+    lines = ["## Attempts", "", "| attempt | what happened |", "| --- | --- |"]
+    for attempt in report.attempts:
+        told = _cell(f"{attempt['verdict']}, {attempt['reason']}")
+        lines.append(f"| {attempt['attempt']} | {told} |")
+    return lines
+
+
+def _time_lines(report: Report) -> list[str]:
+    lines = ["## Where the time went", "", "| | seconds | share |", "| --- | ---: | ---: |"]
     for bucket in BUCKETS:
         if (seconds := report.seconds[bucket]) > 0:
-            lines.append(f"| {bucket} | {seconds:.1f} | {seconds / report.wall_s:.0%} |")
-    lines += [f"| **wall time** | **{report.wall_s:.1f}** | |", ""]
-    if picture:
-        lines += ["## Loss", "", f"![loss by step]({picture})", ""]
-    return "\n".join(lines)
+            # A foreign command says nothing of its phases: all its time is that of its start.
+            name = "command" if bucket == "start" and not report.record.config.commits else bucket
+            lines.append(f"| {name} | {seconds:.1f} | {seconds / report.wall_s:.0%} |")
+    return [*lines, f"| **wall time** | **{report.wall_s:.1f}** | |", ""]
 
 
 def _evaluation_lines(report: Report) -> list[str]:
