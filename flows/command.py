@@ -111,14 +111,19 @@ def runs() -> None:
 def show(run: RunName) -> None:
     """Show a run: its configuration, attempts and checkpoints, and the report if there is one."""
     from tpu.checkpoint import files
-    from tpu.runs.showing import describe_run
+    from tpu.runs.showing import describe_run, print_rendered
 
     _, directory = _run(run)
     print("\n".join(describe_run(directory)))
     try:
-        print("\n" + files.read(f"{directory}/report/report.md").decode())
+        report = files.read(f"{directory}/report/report.md").decode()
     except FileNotFoundError:
         return
+    print()
+    if sys.stdout.isatty():
+        print_rendered(report, f"{directory}/report", sys.stdout)
+    else:
+        print(report)
 
 
 @app.command()

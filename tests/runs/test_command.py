@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -105,6 +106,30 @@ def test_show_tells_what_a_run_is_and_what_happened(shown: Track, terminal: Term
     assert re.search(r"attempt 1 starts from step 0 on \S+$", answer.out, re.MULTILINE)
     assert re.search(r"attempt 1 ended: finished, .*; last commit step 40$", answer.out, re.MULTILINE)
     assert answer.out.endswith("\n\n# Run done: finished\n\n")
+
+
+def test_show_renders_the_report_on_a_terminal(shown: Track):
+    cells = "| | |\n| --- | --- |\n| ended | once<br>twice |\n"
+    report = f"# Run done: finished\n\n{cells}\n![loss by step](loss.png)\n"
+    files.write(f"{shown.directory('done')}/report/report.md", report.encode())
+    ours, its = os.openpty()
+    with open(ours, "rb", buffering=0) as terminal:
+        with open(its, "wb") as end:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flows.command", "show", "done"], stdin=subprocess.DEVNULL, stdout=end,
+                env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+            )  # fmt: skip
+        printed = b""
+        # Linux ends a terminal that nobody holds any more with EIO.
+        with contextlib.suppress(OSError):
+            while part := terminal.read(65536):
+                printed += part
+    assert process.wait(60) == 0
+    text = re.sub(r"\x1b\[[\d;]*m", "", printed.decode())
+    assert re.search(r"^ +Run done: finished +\r$", text, re.MULTILINE)
+    assert "once; twice" in text
+    assert f"loss by step: {shown.directory('done')}/report/loss.png" in text
+    assert "|" not in text
 
 
 def test_logs_are_those_of_the_host_and_attempt(shown: Track, terminal: Terminal):
