@@ -27,6 +27,7 @@ from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
 from tpu.runs.plan import stop_steps
 from tpu.runs.record import (
+    MalformedRecord,
     RunNameTaken,
     RunNotFound,
     RunRecord,
@@ -84,7 +85,8 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         if not arguments.dry_run:
             _refuse_another_run(run)  # here, before a flow run is made
     except (
-        RunConfigError, RunNotFound, RunNameTaken, ConnectionSettingsError, TextNotFoundError, StorageUnavailable
+        RunConfigError, RunNotFound, RunNameTaken, MalformedRecord, ConnectionSettingsError, TextNotFoundError,
+        StorageUnavailable,
     ) as error:  # fmt: skip
         parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:

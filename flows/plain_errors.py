@@ -9,18 +9,23 @@ import logging
 
 from prefect.context import TaskRunContext
 
+from tasks.secrets import SecretTooShort
+from tpu.checkpoint.fence import MalformedFence
+from tpu.checkpoint.objects import BucketUnusable
 from tpu.cloud import CloudError
 from tpu.connection import ConnectionSettingsError
 from tpu.runs.code import CodeError
-from tpu.runs.controller import ControllerLost, RunIsDriven
+from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
 from tpu.runs.driver import AttemptEnded
 from tpu.runs.evaluation import EvaluationFailed
-from tpu.runs.record import RunNameTaken
+from tpu.runs.event_log import MalformedEvent
+from tpu.runs.record import MalformedRecord, RunNameTaken
 from tpu.runs.tenure import StopRequested
 
 EXPECTED = (
     AttemptEnded, CloudError, CodeError, ConnectionSettingsError, ControllerLost, EvaluationFailed, RunIsDriven,
-    RunNameTaken, StopRequested,
+    RunNameTaken, StopRequested, BucketUnusable, SecretTooShort, MalformedRecord, MalformedController, MalformedEvent,
+    MalformedFence,
 )  # fmt: skip
 
 

@@ -7,6 +7,11 @@ from collections.abc import Mapping
 from prefect.blocks.system import Secret
 
 from tpu.runs.opening import environment_secret
+from tpu.runtime.supervisor import SHORTEST_SECRET
+
+
+class SecretTooShort(ValueError):
+    """A secret that logs could not keep: every text would have to be masked wherever those few characters stand."""
 
 
 async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
@@ -14,6 +19,7 @@ async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
 
     Raises:
         LookupError: a variable is not set, or there is no such block.
+        SecretTooShort: a value could not be masked in logs.
     """
     values = {}
     for name, source in sources.items():
@@ -25,4 +31,9 @@ async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
                 values[name] = str((await Secret.aload(target)).get())
             except ValueError as error:
                 raise LookupError(f"secret {name}: there is no Prefect Secret block {target!r}") from error
+        if 0 < len(values[name].strip()) < SHORTEST_SECRET:
+            raise SecretTooShort(
+                f"secret {name} has fewer than {SHORTEST_SECRET} characters, too few to be masked in logs: if it "
+                "need not be secret, give it under `variables`"
+            )
     return values

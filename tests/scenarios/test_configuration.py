@@ -121,6 +121,14 @@ async def test_a_bucket_that_is_not_there_is_named_and_nothing_is_made(
         await lab.train(lab.numpy_run("no-bucket"))
 
 
+async def test_a_damaged_record_is_one_line(lab: Lab, tmp_path: Path):
+    files.write(f"{lab.directory('damaged')}/run.json", b"[1")
+    code, output = await said(tmp_path, "--resume", "damaged")
+    assert code == 2
+    assert output.count("\n") == 1, output
+    assert "run.json cannot be understood" in output
+
+
 async def test_V1_a_stockout_that_ends_costs_no_budget(lab: Lab):
     budget = {"infrastructure": 0, "preemption": 0, "user_failure": 0}
     run = lab.numpy_run("stockout", steps=10, every=10, budget=budget)
