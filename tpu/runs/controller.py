@@ -64,8 +64,7 @@ class ControllerState:
             return cls(Owner(**values.pop("owner")), **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MalformedController(
-                f"controller.json cannot be understood ({error!r}): {data[:200]!r}; once nothing drives the run, "
-                "delete it"
+                f"controller.json cannot be understood ({error!r}): {data[:200]!r}"
             ) from error
 
 
