@@ -111,7 +111,7 @@ def runs() -> None:
 def show(run: RunName) -> None:
     """Show a run: its configuration, attempts and checkpoints, and the report if there is one."""
     from tpu.checkpoint import files
-    from tpu.runs.showing import describe_run, print_rendered
+    from tpu.runs.showing import describe_run
 
     _, directory = _run(run)
     print("\n".join(describe_run(directory)))
@@ -121,6 +121,8 @@ def show(run: RunName) -> None:
         return
     print()
     if sys.stdout.isatty():
+        from tpu.runs.terminal_report import print_rendered
+
         print_rendered(report, f"{directory}/report", sys.stdout)
     else:
         print(report)

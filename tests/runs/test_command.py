@@ -109,7 +109,7 @@ def test_show_tells_what_a_run_is_and_what_happened(shown: Track, terminal: Term
 
 
 def test_show_renders_the_report_on_a_terminal(shown: Track):
-    cells = "| | |\n| --- | --- |\n| ended | once<br>twice |\n"
+    cells = f"| | |\n| --- | --- |\n| hash | `{'c' * 150}` |\n| ended | once<br>twice |\n"
     report = f"# Run done: finished\n\n{cells}\n![loss by step](loss.png)\n"
     files.write(f"{shown.directory('done')}/report/report.md", report.encode())
     ours, its = os.openpty()
@@ -128,6 +128,9 @@ def test_show_renders_the_report_on_a_terminal(shown: Track):
     text = re.sub(r"\x1b\[[\d;]*m", "", printed.decode())
     assert re.search(r"^ +Run done: finished +\r$", text, re.MULTILINE)
     assert "once; twice" in text
+    assert (
+        "".join(re.findall("c{20,}", text)) == "c" * 150
+    )  # a word that is wider than the terminal is broken, not cut
     assert f"loss by step: {shown.directory('done')}/report/loss.png" in text
     assert "|" not in text
 

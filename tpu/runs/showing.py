@@ -1,11 +1,9 @@
-"""A run in a few lines for a terminal, and its report there."""
+"""A run in a few lines for a terminal."""
 
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Iterator
-from typing import TextIO
 
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
@@ -36,16 +34,6 @@ def describe_run(run_dir: str) -> list[str]:
         *([f"{'checkpoints':14} {commits}"] if record.config.commits else []),
         *(_event(event, record.config.commits) for event in events if event.kind in _SHOWN),
     ]
-
-
-def print_rendered(markdown: str, folder: str, terminal: TextIO) -> None:
-    """Print a report as tables and headings; of a picture, where it lies below `folder`."""
-    from rich.console import Console  # slow to import, and only wanted here
-    from rich.markdown import Markdown
-
-    # A terminal shows neither pictures nor HTML.
-    text = re.sub(r"!\[([^]]*)\]\(([^)]*)\)", rf"\1: {folder}/\2", markdown).replace("<br>", "; ")
-    Console(file=terminal).print(Markdown(text, hyperlinks=False))
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
