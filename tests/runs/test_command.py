@@ -128,9 +128,7 @@ def test_show_renders_the_report_on_a_terminal(shown: Track):
     text = re.sub(r"\x1b\[[\d;]*m", "", printed.decode())
     assert re.search(r"^ +Run done: finished +\r$", text, re.MULTILINE)
     assert "once; twice" in text
-    assert (
-        "".join(re.findall("c{20,}", text)) == "c" * 150
-    )  # a word that is wider than the terminal is broken, not cut
+    assert "".join(re.findall("c{20,}", text)) == "c" * 150  # broken, not cut
     assert f"loss by step: {shown.directory('done')}/report/loss.png" in text
     assert "|" not in text
 
