@@ -7,13 +7,16 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from tpu.cloud import CloudError
 from tpu.runs.controller import ControllerLost
 from tpu.runs.driver import RunDriver
 
 
-def still_ours(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Whoever drives the run now cleans up what it has."""
-    return not isinstance(state.data, ControllerLost)
+def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
+    """Not for whoever has lost the run, nor for a damaged record or a missing right: these do not pass by themselves."""
+    if isinstance(state.data, CloudError):
+        return state.data.retryable
+    return not isinstance(state.data, ControllerLost | ValueError)
 
 
 @task(
@@ -21,7 +24,7 @@ def still_ours(_task: Any, _task_run: Any, state: Any) -> bool:
     task_run_name="clean up",
     retries=3,
     retry_delay_seconds=10,
-    retry_condition_fn=still_ours,
+    retry_condition_fn=worth_another_try,
     cache_policy=NO_CACHE,
 )
 async def clean_up(driver: RunDriver, why: str) -> None:
