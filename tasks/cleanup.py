@@ -13,7 +13,7 @@ from tpu.runs.driver import RunDriver
 
 
 def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
-    """Not for whoever has lost the run, nor for a damaged record or a missing right: these do not pass by themselves."""
+    """Not for who has lost the run, nor for a damaged record or a missing right: these do not pass by themselves."""
     if isinstance(state.data, CloudError):
         return state.data.retryable
     return not isinstance(state.data, ControllerLost | ValueError)
