@@ -141,6 +141,14 @@ async def test_V1_a_stockout_that_ends_costs_no_budget(lab: Lab):
     lab.assert_as_undisturbed(run)
 
 
+async def test_V4_a_cloud_that_refuses_for_longer_than_the_deadline_ends_the_run(lab: Lab):
+    run = lab.numpy_run("no-slice", steps=10, every=10, slice={"ready_minutes": 0.05})
+    lab.emulator.stockout("us-central2-b", "v4-8")
+    with pytest.raises(CloudError, match=r"refused \d time\(s\) in 0.05 minutes"):
+        await lab.train(run)
+    assert len(lab.events(run.name, "provision-failed")) >= 2
+
+
 async def refused_once(lab: Lab, run: RunConfig, kind: ErrorKind) -> str:
     """The run fails by one refusal of the cloud, which is not asked again; returns what was said."""
     with pytest.raises(CloudError) as refused:

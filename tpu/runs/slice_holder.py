@@ -24,7 +24,7 @@ from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import unless_lost
 from tpu.slices.condition import LifeView, slice_condition
 from tpu.slices.names import slice_name
-from tpu.slices.provision import NoLongerWanted, ReadySlice, delete_slice, provision
+from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, delete_slice, provision
 
 CONNECT_S = 300.0
 DELETE_S = 1800.0
@@ -98,13 +98,22 @@ class SliceHolder:
         return self.slice
 
     async def _wait_after_refusals(self) -> None:
-        """Wait longer each time the cloud has refused in a row; a preemption while creating is no refusal."""
-        refused = 0
+        """Wait longer each time the cloud has refused in a row; a preemption while creating is no refusal.
+
+        Raises:
+            NotReady: it has refused for as long as a slice may take to be ready.
+        """
+        refused, since = 0, self._clock.time()
         for event in reversed(self._log.events):
-            if event.kind in ("slice-ready", "attempt-ended"):
+            if event.kind in ("slice-ready", "attempt-ended", "driver-started"):
                 break
             refused += event.kind == "provision-failed"
+            if event.kind == "slice-intended":
+                since = event.time
         if refused:
+            patience_s = self._record.config.slice.ready_minutes * 60
+            if self._clock.time() - since > patience_s:
+                raise NotReady(f"refused {refused} time(s) in {patience_s / 60:g} minutes", "a slice")
             seconds = min(REFUSED_FIRST_S * 2 ** (refused - 1), REFUSED_LONGEST_S)
             self._report(f"the cloud refused {refused} time(s) in a row; asking again in {seconds:.0f} s")
             await self._tenure.pause(seconds)
