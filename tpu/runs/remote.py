@@ -77,7 +77,8 @@ async def _addresses(connection: Connection, record: RunRecord, name: str) -> tu
         async with open_cloud(connection) as cloud:
             return await host_addresses(cloud, zone, await cloud.get_node(zone, name))
     except CloudError as error:
-        if error.kind is not ErrorKind.NOT_FOUND:
+        # A preempted node is found for a while, but its hosts' keys are not given any more.
+        if error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.PREEMPTED, ErrorKind.WRONG_STATE):
             raise
         raise HostNotReady(f"slice {name} of {record.config.name} is gone from {zone}") from error
 
