@@ -47,7 +47,7 @@ train: $(READY) $(if $(filter xla,$(FRAMEWORK)),$(READY_XLA)) ## Run the main jo
 	@$(BIN)/python -m deployments.demo $(RUN) --framework $(FRAMEWORK)
 
 test: $(READY) lint ## Pass all tests (T='-k word' picks some)
-	@echo "== testing: at most 15 minutes on 2 cores; no cloud is touched"
+	@echo "== testing: about 20 minutes on 2 cores; no cloud is touched"
 	@$(BIN)/python -m pytest $(T)
 
 test-xla: $(READY_XLA) ## Pass the tests of the PyTorch/XLA trainer, in .venv-xla (T='-k word' picks some)

@@ -148,7 +148,7 @@ def new_nodes(lab: Lab, old: list[str]) -> list[str]:
     return [node for node in lab.ready_nodes() if node not in old]
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
 async def test_P7_many_preemptions_none_charged_none_from_the_start(lab: Lab, count: int):
     """Every other slice has come as far as a commit; the others are taken as soon as they are ready."""
     run = lab.numpy_run("unlucky", steps=5 * (count // 2) + 5, every=5, step_s=0.1,
