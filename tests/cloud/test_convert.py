@@ -8,7 +8,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 
 from tpu.cloud import Endpoint, ErrorKind, NodeHealth, NodeRequest, NodeState, QueuedResourceState, convert
-from tpu.cloud.values import INTENT_LABEL, QueuedResourceRequest
+from tpu.cloud.values import INTENT_LABEL, PREEMPTIBLE, QueuedResourceRequest
 
 PARENT = "projects/p/locations/us-central2-b"
 
@@ -100,19 +100,31 @@ def test_details_of_an_error_are_read() -> None:
     assert convert.failure_of(status).kind is ErrorKind.RATE_LIMITED
 
 
-@pytest.mark.parametrize("provisioning", ["spot", "on-demand", "reserved"])
+@pytest.mark.parametrize("provisioning", ["spot", "preemptible", "on-demand", "reserved"])
 def test_provisioning_models(provisioning: str) -> None:
     request = NodeRequest("v4-8", "image", provisioning, intent="i", service_account="a@b")  # type: ignore[arg-type]
     queued = convert.queued_resource_message(PARENT, "s", QueuedResourceRequest(request))
     assert ("spot" in queued) == (provisioning == "spot")
+    assert ("best_effort" in queued) == (provisioning == "preemptible")
+    assert convert.queued_resource(queued).spot == (provisioning in PREEMPTIBLE)
     assert queued.guaranteed.reserved == (provisioning == "reserved")
     spec = queued.tpu.node_spec[0]
     assert (spec.parent, spec.node_id, spec.node.labels[INTENT_LABEL]) == (PARENT, "s", "i")
     assert not spec.node.scheduling_config.spot
     plain = convert.node_message(request, queued=False)
+    assert convert.node(plain).spot == (provisioning in PREEMPTIBLE)
+    assert plain.scheduling_config.preemptible == (provisioning == "preemptible")
     assert plain.scheduling_config.spot == (provisioning == "spot")
     assert plain.scheduling_config.reserved == (provisioning == "reserved")
     assert plain.service_account.email == "a@b"
+
+
+@pytest.mark.parametrize(
+    ("provisioning", "max_run_s"), [("flex-start", None), ("flex-start", 8 * 86400), ("spot", 60)]
+)
+def test_a_maximal_run_time_belongs_to_flex_start_alone(provisioning: str, max_run_s: float | None) -> None:
+    with pytest.raises(ValueError, match="max_run_s"):
+        NodeRequest("v4-8", "image", provisioning, intent="i", max_run_s=max_run_s)  # type: ignore[arg-type]
 
 
 def test_host_keys_of_a_partial_answer_are_not_guessed() -> None:

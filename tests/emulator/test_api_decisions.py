@@ -201,7 +201,7 @@ def node(**fields):
         ({"labels": {f"k{i}": "" for i in range(65)}}, "At most 64 labels"),
         ({"metadata": {"startup-script": "x" * (256 * 1024 + 1)}}, "'startup-script' is too large"),
         ({"metadata": {"a": "x" * (512 * 1024)}}, "Metadata is too large"),
-        ({"scheduling_config": {"spot": True, "reserved": True}}, "both preemptible and reserved"),
+        ({"scheduling_config": {"spot": True, "reserved": True}}, "one of spot, preemptible and reserved"),
     ],
 )
 def test_bad_nodes_are_refused(fields, text):
@@ -233,7 +233,7 @@ def test_a_queued_resource_of_several_nodes_names_them_by_prefix():
 
 @pytest.mark.parametrize(
     ("fields", "provisioning"),
-    [({}, "on-demand"), ({"spot": {}}, "spot"), ({"best_effort": {}}, "spot"),
+    [({}, "on-demand"), ({"spot": {}}, "spot"), ({"best_effort": {}}, "preemptible"),
      ({"guaranteed": {}}, "on-demand"), ({"guaranteed": {"reserved": True}}, "reserved")],
 )  # fmt: skip
 def test_tiers(fields, provisioning):

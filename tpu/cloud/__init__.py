@@ -3,6 +3,9 @@
 from tpu.cloud.errors import CloudError, ErrorKind, classify
 from tpu.cloud.protocol import TpuCloud
 from tpu.cloud.values import (
+    LONGEST_FLEX_START_S,
+    PREEMPTIBLE,
+    PREEMPTIBLE_LIFE_S,
     Endpoint,
     Failure,
     HostIdentity,
@@ -17,6 +20,9 @@ from tpu.cloud.values import (
 )
 
 __all__ = [
+    "LONGEST_FLEX_START_S",
+    "PREEMPTIBLE",
+    "PREEMPTIBLE_LIFE_S",
     "CloudError",
     "Endpoint",
     "ErrorKind",

@@ -29,6 +29,10 @@ def short(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
+def _preemptible(node: api.Node) -> bool:
+    return node.scheduling_config.spot or node.scheduling_config.preemptible
+
+
 def _zone(name: str) -> str:
     parts = name.split("/")
     return parts[3] if len(parts) > 3 else ""
@@ -53,7 +57,7 @@ def node(message: api.Node) -> Node:
             Endpoint(internal=endpoint.ip_address, external=endpoint.access_config.external_ip or None)
             for endpoint in message.network_endpoints
         ),
-        spot=message.scheduling_config.spot or message.scheduling_config.preemptible,
+        spot=_preemptible(message),
         reserved=message.scheduling_config.reserved,
         queued_resource=short(message.queued_resource) or None,
         uid=str(message.id) if message.id else "",
@@ -74,7 +78,7 @@ def queued_resource(message: api.QueuedResource) -> QueuedResource:
         state=state,
         accelerator_type=specs[0].node.accelerator_type if specs else "",
         node_names=tuple(spec.node_id for spec in specs if spec.node_id),
-        spot="spot" in message or "best_effort" in message,
+        spot="spot" in message or "best_effort" in message or any(_preemptible(s.node) for s in specs),
         failure=failure,
         by_user=message.state.state_initiator == api.QueuedResourceState.StateInitiator.USER,
         created=_seconds(message.create_time),
@@ -96,7 +100,9 @@ def host_identities(answers: Sequence[api.GuestAttributes], workers: int) -> dic
 
 
 def node_message(request: NodeRequest, *, queued: bool) -> api.Node:
-    """The node to ask for. In a queued resource it is the latter that says spot or reserved."""
+    """The node to ask for. In a queued resource it is the latter that says how it is provisioned, save for
+    preemptible nodes, which only the node itself tells from spot ones.
+    """
     message = api.Node(
         accelerator_type=request.accelerator_type,
         runtime_version=request.runtime_version,
@@ -112,7 +118,9 @@ def node_message(request: NodeRequest, *, queued: bool) -> api.Node:
         message.service_account = api.ServiceAccount(
             email=request.service_account, scope=["https://www.googleapis.com/auth/cloud-platform"]
         )
-    if not queued and request.provisioning != "on-demand":
+    if request.provisioning == "preemptible":
+        message.scheduling_config = api.SchedulingConfig(preemptible=True)
+    elif not queued and request.provisioning != "on-demand":
         message.scheduling_config = api.SchedulingConfig(
             spot=request.provisioning == "spot", reserved=request.provisioning == "reserved"
         )
@@ -127,6 +135,8 @@ def queued_resource_message(parent: str, name: str, request: QueuedResourceReque
     message = api.QueuedResource(tpu=api.QueuedResource.Tpu(node_spec=[spec]))
     if request.node.provisioning == "spot":
         message.spot = api.QueuedResource.Spot()
+    elif request.node.provisioning == "preemptible":
+        message.best_effort = api.QueuedResource.BestEffort()
     elif request.node.provisioning == "reserved":
         message.guaranteed = api.QueuedResource.Guaranteed(reserved=True)
     return message

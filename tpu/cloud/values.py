@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from tpu.cloud.errors import ErrorKind
 
-Provisioning = Literal["spot", "on-demand", "reserved"]
+# How a slice is bought. Spot and preemptible ones may be taken away at any time, a preemptible one after 24 hours
+# at the latest; a flex-start one ends at its own maximal run time; the other two stay until they are deleted.
+Provisioning = Literal["spot", "preemptible", "on-demand", "reserved", "flex-start"]
+PREEMPTIBLE: frozenset[Provisioning] = frozenset({"spot", "preemptible"})
+
+PREEMPTIBLE_LIFE_S = 24 * 3600.0
+LONGEST_FLEX_START_S = 7 * 24 * 3600.0
 
 # Says which intent a resource was created for. It lives on the node, since queued resources have no labels.
 INTENT_LABEL = "relay-intent"
@@ -113,7 +119,7 @@ class Node:
     accelerator_type: str
     runtime_version: str
     endpoints: tuple[Endpoint, ...]
-    spot: bool
+    spot: bool  # spot or preemptible
     reserved: bool
     queued_resource: str | None
     health_description: str = ""
@@ -134,7 +140,7 @@ class QueuedResource:
     state: QueuedResourceState
     accelerator_type: str
     node_names: tuple[str, ...]
-    spot: bool
+    spot: bool  # spot or preemptible
     failure: Failure | None = None
     by_user: bool = False
     created: float | None = None
@@ -147,7 +153,10 @@ class NodeRequest:
 
     `intent` goes into the node's labels; creating a name that exists is a success exactly if it was
     created for the same intent. `network`, `subnetwork` and `service_account` are the project's defaults
-    if None.
+    if None. `max_run_s` is the life of a flex-start node, in seconds; the others have none.
+
+    Raises:
+        ValueError: a flex-start node without a life of at most seven days, or another with one.
     """
 
     accelerator_type: str
@@ -160,6 +169,19 @@ class NodeRequest:
     service_account: str | None = None
     metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
+    max_run_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.provisioning == "flex-start") != (self.max_run_s is not None):
+            raise ValueError(
+                f"max_run_s is the life of a flex-start node and of no other: "
+                f"found {self.max_run_s} for {self.provisioning}"
+            )
+        if self.max_run_s is not None and not 0 < self.max_run_s <= LONGEST_FLEX_START_S:
+            raise ValueError(
+                f"max_run_s must be above 0 and at most {LONGEST_FLEX_START_S:g} seconds (7 days), "
+                f"found {self.max_run_s}"
+            )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from tpu.emulator import errors, zones
 from tpu.emulator.errors import ApiError
 from tpu.topology import AcceleratorType
 
-Provisioning = Literal["spot", "on-demand", "reserved"]
+Provisioning = Literal["spot", "preemptible", "on-demand", "reserved", "flex-start"]
+PREEMPTIBLE: frozenset[Provisioning] = frozenset({"spot", "preemptible"})
 Where = tuple[str, str]  # (zone, accelerator type)
 
 CREATIONS_PER_MINUTE = 91
@@ -94,7 +95,7 @@ def admit(limits: Limits, ask: Ask, usage: Usage) -> Placed | Refused:
     limit = limits.quota.get(ask.where)
     if limit is None:
         return Placed()
-    quota = zones.quota_name(ask.kind, preemptible=ask.provisioning == "spot")
+    quota = zones.quota_name(ask.kind, preemptible=ask.provisioning in PREEMPTIBLE)
     if limit == 0:
         return Refused(errors.quota_zero(quota, zones.region(ask.zone)))
     if usage.holding_quota + ask.slices > limit:

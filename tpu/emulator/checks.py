@@ -112,8 +112,8 @@ def check_node(node: Any, zone: str) -> topology.AcceleratorType:
     check_labels(node.labels)
     check_metadata(node.metadata)
     scheduling = node.scheduling_config
-    if (scheduling.spot or scheduling.preemptible) and scheduling.reserved:
-        raise errors.bad_request("scheduling_config cannot be both preemptible and reserved.")
+    if scheduling.spot + scheduling.preemptible + scheduling.reserved > 1:
+        raise errors.bad_request("scheduling_config must be one of spot, preemptible and reserved.")
     return kind
 
 
@@ -141,17 +141,24 @@ def check_metadata(metadata: dict[str, str]) -> None:
 
 
 def node_provisioning(node: Any) -> Provisioning:
-    if node.scheduling_config.spot or node.scheduling_config.preemptible:
+    """Return how a node's own scheduling configuration provisions."""
+    if node.scheduling_config.spot:
         return "spot"
+    if node.scheduling_config.preemptible:
+        return "preemptible"
     return "reserved" if node.scheduling_config.reserved else "on-demand"
 
 
 def queued_provisioning(queued: Any) -> Provisioning:
-    """Return how the tier of a queued resource provisions; no tier means on-demand."""
-    tier = queued.WhichOneof("tier")
-    if tier in ("spot", "best_effort"):
-        return "spot"
-    return "reserved" if tier == "guaranteed" and queued.guaranteed.reserved else "on-demand"
+    """Return how the tier of a queued resource provisions; without one its node says it."""
+    match queued.WhichOneof("tier"):
+        case "spot":
+            return "spot"
+        case "best_effort":
+            return "preemptible"
+        case "guaranteed":
+            return "reserved" if queued.guaranteed.reserved else "on-demand"
+    return node_provisioning(queued.tpu.node_spec[0].node)
 
 
 def check_queued(queued: Any, location: Location) -> tuple[Ask, tuple[str, ...]]:

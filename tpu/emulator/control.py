@@ -298,6 +298,7 @@ def _queued_view(record: QueuedRecord) -> dict[str, Any]:
         "queued_resource": record.queued_id,
         "zone": record.location.zone,
         "state": record.state,
+        "provisioning": record.ask.provisioning,
         "nodes": list(record.node_ids),
         "waits_for": record.waits_for,
         "error": record.message.state.failed_data.error.message,

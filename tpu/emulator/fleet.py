@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from tpu.emulator.addresses import AddressPool
+from tpu.emulator.capacity import PREEMPTIBLE
 from tpu.emulator.host_pool import HostPool
 from tpu.emulator.host_spec import HostSpec
 from tpu.emulator.processes import marked_processes
@@ -120,7 +121,7 @@ class Fleet:
             home=self._homes / f"{node.location.zone}.{node.node_id}.{node.message.id}" / str(index),
             attributes=self._attributes(node, index),
             environment=dict(self._environment),
-            preemptible=node.provisioning == "spot",
+            preemptible=node.provisioning in PREEMPTIBLE,
         )
 
     def _least_loaded_cores(self, index: int) -> tuple[int, ...]:
@@ -152,7 +153,7 @@ def tpu_env(node: NodeRecord, index: int) -> str:
         "CONSUMER_PROJECT_ID": node.location.project,
         "HOST_BOUNDS": kind.host_bounds,
         "NODE_ID": node.node_id,
-        "PREEMPTIBLE": str(node.provisioning == "spot").lower(),
+        "PREEMPTIBLE": str(node.provisioning in PREEMPTIBLE).lower(),
         "RUNTIME_VERSION": node.message.runtime_version,
         "TOPOLOGY": kind.topology,
         "TPU_CHIPS_PER_PROCESS_BOUNDS": chip_bounds,

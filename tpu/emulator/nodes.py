@@ -59,8 +59,7 @@ class Nodes:
         message.accelerator_config.topology = kind.topology
         message.api_version = messages.ApiVersion["V2_ALPHA1"]
         message.queued_resource = queued or ""
-        message.scheduling_config.spot = provisioning == "spot"
-        message.scheduling_config.reserved = provisioning == "reserved"
+        schedule(message.scheduling_config, provisioning)
         message.create_time.FromNanoseconds(int(self._clock.time() * 1e9))
         record = NodeRecord(location, node_id, message, kind, provisioning, queued, has_hardware=True)
         record.show("CREATING")
@@ -200,6 +199,13 @@ class Nodes:
         if self._world.nodes.get(record.name) is record:
             del self._world.nodes[record.name]
         self._world.changed()
+
+
+def schedule(config: Any, provisioning: Provisioning) -> None:
+    """Let a scheduling configuration say how its node is provisioned."""
+    config.spot = provisioning == "spot"
+    config.preemptible = provisioning == "preemptible"
+    config.reserved = provisioning == "reserved"
 
 
 def find(world: World, name: str) -> NodeRecord:

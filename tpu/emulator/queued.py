@@ -10,7 +10,7 @@ from tpu.emulator import errors, messages
 from tpu.emulator.capacity import Ask, Placed, Refused, Wait, place
 from tpu.emulator.errors import ApiError
 from tpu.emulator.names import Location
-from tpu.emulator.nodes import Nodes
+from tpu.emulator.nodes import Nodes, schedule
 from tpu.emulator.state import NodeRecord, QueuedRecord, World
 from tpu.emulator.waiting import sleep_unless
 
@@ -36,8 +36,7 @@ class QueuedResources:
         message.create_time.FromNanoseconds(int(self._clock.time() * 1e9))
         for spec in message.tpu.node_spec:
             spec.parent = str(location)
-            spec.node.scheduling_config.spot = ask.provisioning == "spot"
-            spec.node.scheduling_config.reserved = ask.provisioning == "reserved"
+            schedule(spec.node.scheduling_config, ask.provisioning)
         record = QueuedRecord(location, queued_id, message, ask, node_ids)
         record.show("WAITING_FOR_RESOURCES", "USER")
         self._world.queued[record.name] = record

@@ -8,7 +8,7 @@ from google.cloud.location import locations_pb2
 
 from tpu.clock import Clock
 from tpu.emulator import checks, errors, messages, nodes, queued, zones
-from tpu.emulator.capacity import CreationBudget, Refused, admit
+from tpu.emulator.capacity import PREEMPTIBLE, CreationBudget, Refused, admit
 from tpu.emulator.errors import ApiError
 from tpu.emulator.names import Location, check_id, parse_location, parse_resource
 from tpu.emulator.nodes import Nodes
@@ -265,7 +265,7 @@ class TpuService:
                 raise error
 
     def _check_restartable(self, verb: str, record: NodeRecord) -> None:
-        if record.provisioning == "spot":
+        if record.provisioning in PREEMPTIBLE:
             raise errors.bad_request(f"{verb} is not supported for a spot or preemptible node.")
         if record.kind.hosts > 1:
             raise errors.bad_request(f"{verb} is not supported for a node of several hosts.")

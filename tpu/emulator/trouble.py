@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from tpu.clock import Clock
 from tpu.emulator import messages
+from tpu.emulator.capacity import PREEMPTIBLE
 from tpu.emulator.host_pool import EmulatedHost
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.schedule import Schedule, strikes
@@ -88,8 +89,10 @@ class Trouble:
                 f"unknown state {state!r} of a preempted node: {', '.join(PREEMPTED_STATES)}"
             )
         node = self.find(node_id, zone)
-        if node.provisioning != "spot":
-            raise TroubleRefused(f"node {node_id} is {node.provisioning}: only spot nodes are preempted")
+        if node.provisioning not in PREEMPTIBLE:
+            raise TroubleRefused(
+                f"node {node_id} is {node.provisioning}: only spot and preemptible nodes are preempted"
+            )
         if node.state not in _LIVE:
             raise TroubleRefused(f"node {node_id} is {node.state} already")
         notice_s = self._world.settings.notice_s if notice else 0.0
@@ -142,7 +145,7 @@ class Trouble:
             ready = [
                 node.name
                 for node in self._world.nodes.values()
-                if node.provisioning == "spot" and node.state == "READY" and not node.announced.is_set()
+                if node.provisioning in PREEMPTIBLE and node.state == "READY" and not node.announced.is_set()
             ]
             if (name := pick(ready)) is not None:
                 return self._world.nodes[name]
