@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tpu.emulator.emulator import Emulator
+
+# Prefect reads its settings when it is imported, which this comes before: flows that run in this process neither
+# see the profiles of whoever tests, nor leave anything in that home.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="relay-tests-prefect-")
+atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
 
 TESTS = Path(__file__).parent
 
