@@ -179,11 +179,21 @@ async def take_look(cloud: TpuCloud, zone: str, name: str, *, spot: bool, was_re
     queued, node = await asyncio.gather(
         _unless_missing(cloud.get_queued_resource(zone, name)), _unless_missing(cloud.get_node(zone, name))
     )
-    if queued is not None:
-        spot = queued.spot
-    elif node is not None:
-        spot = node.spot
-    return Look(queued, node, spot=spot, was_ready=was_ready)
+    return look_of(queued, node, spot=spot, was_ready=was_ready)
+
+
+def look_of(queued: QueuedResource | None, node: Node | None, *, spot: bool, was_ready: bool) -> Look:
+    """A look with these answers. `spot` counts only if the cloud knows neither any more."""
+    known = queued or node
+    return Look(queued, node, spot=known.spot if known else spot, was_ready=was_ready)
+
+
+def absent(look: Look) -> bool:
+    """True if the slice counts as lost only because something is not there any more."""
+    queued, node = look.queued_resource, look.node
+    if node is not None:
+        return False
+    return queued is None or (look.was_ready and _queue_ended(queued, look.spot) is None)
 
 
 async def slice_condition(
