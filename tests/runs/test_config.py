@@ -10,6 +10,7 @@ from tpu.runs.config import (
     parse_changes,
     parse_run_config,
 )
+from tpu.slices.candidate import Candidate
 
 ICL = {"name": "a-run", "training": {"workload": {"kind": "icl"}}}
 
@@ -25,6 +26,8 @@ ICL = {"name": "a-run", "training": {"workload": {"kind": "icl"}}}
         ({"variables": {"DEBUG": True}}, "variables.DEBUG: .*string"),
         ({"steps": 0}, "steps: .*greater than or equal to 1 .found 0"),
         ({"slice": {"accelerator_type": "v4-9"}}, "slice.accelerator_type: .*v4-8"),
+        ({"slice": {"candidates": [{"accelerator_type": "v5p-9"}]}}, "slice.candidates.0.accelerator_type: "),
+        ({"slice": {"candidates": [{}, {"accelerator_type": "v5p-8"}]}}, r"\(v4-8, v5p-8\).*allow_mixed"),
         ({"command": "python train.py"}, "exactly one of `training`"),
         ({"training": None}, "exactly one of `training`"),
         ({"training": {"workload": {"kind": "chess"}}}, "training.workload: .*'icl'"),
@@ -116,3 +119,45 @@ def test_yaml_with_changes(tmp_path):
 @pytest.mark.parametrize("file", sorted(Path("deployments/runs").glob("*.yaml")), ids=lambda f: f.stem)
 def test_configurations_that_come_with_the_project_are_right(file):
     assert load_run_config(file).name
+
+
+def test_a_candidate_takes_what_it_leaves_out_from_the_slice():
+    slice = parse_run_config(
+        ICL
+        | {
+            "slice": {
+                "zone": "us-east5-a",
+                "accelerator_type": "v6e-8",
+                "price_an_hour": 8.0,
+                "candidates": [
+                    {},
+                    {"zone": "us-east1-d"},
+                    {"provisioning": "on-demand"},
+                    {"provisioning": "on-demand", "price_an_hour": 20},
+                    {"zone": "us-east5-a"},
+                ],
+            }
+        }
+    ).slice
+    assert slice.choices == (
+        Candidate("us-east5-a", "v6e-8", "spot", 8.0),
+        Candidate("us-east1-d", "v6e-8", "spot", 8.0),
+        Candidate("us-east5-a", "v6e-8", "on-demand", None),  # the spot price says nothing of it
+        Candidate("us-east5-a", "v6e-8", "on-demand", 20.0),
+    )
+    assert slice.types == ("v6e-8",)
+
+
+def test_without_candidates_the_slice_is_its_own():
+    assert parse_run_config(ICL).slice.choices == (Candidate("us-central2-b", "v4-8", "spot"),)
+
+
+def test_types_of_a_mixed_run_are_a_part_of_its_numbers_and_places_are_not():
+    def hash_of(*candidates):
+        values = ICL | {"allow_mixed": True, "slice": {"candidates": list(candidates)}}
+        return configuration_hash(parse_run_config(values).numbers(None))
+
+    same = hash_of()
+    assert hash_of({}, {"zone": "us-east5-a"}, {"provisioning": "on-demand"}) == same
+    mixed = hash_of({}, {"accelerator_type": "v5p-8"})
+    assert mixed == hash_of({"accelerator_type": "v5p-8"}, {}) != same

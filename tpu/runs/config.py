@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from tpu.cloud.values import Provisioning
 from tpu.runs.plan import CheckpointRule, stop_steps
+from tpu.slices.candidate import Candidate
 from tpu.topology import accelerator_type
 from tpu.train.settings import Training
 
@@ -26,17 +36,54 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _known_type(value: str) -> str:
+    return accelerator_type(value).name
+
+
+_TypeName = Annotated[str, AfterValidator(_known_type)]
+
+
+class SliceCandidate(_Part):
+    """Another way to get the slice. What is left out is as in `slice`."""
+
+    zone: str | None = Field(default=None, description="Zone to create it in.", examples=["us-east5-a"])
+    accelerator_type: _TypeName | None = Field(default=None, description="TPU type as Google names it.")
+    provisioning: Provisioning | None = Field(default=None, description="On what terms.")
+    price_an_hour: float | None = Field(
+        default=None,
+        ge=0,
+        description="US dollars an hour for the whole slice; that of `slice` if type and terms are the same.",
+    )
+
+
 class Slice(_Part):
     """The TPU slice that a run trains on."""
 
-    accelerator_type: str = Field(
+    accelerator_type: _TypeName = Field(
         default="v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"]
     )
     zone: str = Field(
         default="us-central2-b", description="Zone to create it in.", examples=["us-central2-b"]
     )
-    provisioning: Literal["spot", "on-demand", "reserved"] = Field(
+    provisioning: Provisioning = Field(
         default="spot", description="Spot is cheapest and may be preempted at any time."
+    )
+    candidates: list[SliceCandidate] = Field(
+        default=[],
+        description="Ways to get the slice, tried in this order; empty: the one described here.",
+    )
+    race: int = Field(
+        default=1, ge=1, le=8, description="So many candidates are asked at once; the first ready one wins."
+    )
+    queue_minutes: float = Field(
+        default=10,
+        gt=0,
+        description="With several candidates: wait so long in one zone's queue before the next one is tried.",
+    )
+    allow_regions: list[str] = Field(
+        default=[],
+        description="Regions besides the bucket's own in which a slice may be; traffic between them costs money.",
+        examples=[["us-east5"]],
     )
     runtime_version: str | None = Field(
         default=None, description="TPU VM image; the usual one of the type if empty."
@@ -57,10 +104,24 @@ class Slice(_Part):
         default=90, gt=0, description="Give up when no slice is ready after this many minutes."
     )
 
-    @field_validator("accelerator_type")
-    @classmethod
-    def _known_type(cls, value: str) -> str:
-        return accelerator_type(value).name
+    @property
+    def choices(self) -> tuple[Candidate, ...]:
+        """All ways to get the slice, in order, each once."""
+        return tuple(dict.fromkeys(self._choice(wanted) for wanted in self.candidates or [SliceCandidate()]))
+
+    def _choice(self, wanted: SliceCandidate) -> Candidate:
+        kind = wanted.accelerator_type or self.accelerator_type
+        terms = wanted.provisioning or self.provisioning
+        price = wanted.price_an_hour
+        # A price is that of a type on certain terms: what is guessed for another one would falsify the ledger.
+        if price is None and (kind, terms) == (self.accelerator_type, self.provisioning):
+            price = self.price_an_hour
+        return Candidate(wanted.zone or self.zone, kind, terms, price)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The accelerator types that the slice may have, each once, in order."""
+        return tuple(dict.fromkeys(choice.accelerator_type for choice in self.choices))
 
 
 class Environment(_Part):
@@ -208,6 +269,11 @@ class RunConfig(_Part):
             raise ValueError(
                 "`contract` and `seed` belong to a `command`; the seed of a training is training.seed"
             )
+        if len(self.slice.types) > 1 and not self.allow_mixed:
+            raise ValueError(
+                f"slice.candidates are of different types ({', '.join(self.slice.types)}), whose numbers differ: "
+                "choose one type, or set allow_mixed"
+            )
         stop_steps(self.checkpoints, self.steps)  # refuses impossible rules here, before anything is made
         return self
 
@@ -232,7 +298,7 @@ class RunConfig(_Part):
             "training": self.training.model_dump(mode="json") if self.training else None,
             "command": self.command,
             "seed": self.seed,
-            "accelerator_type": self.slice.accelerator_type,
+            "accelerator_type": ", ".join(sorted(self.slice.types)),
             "variables": dict(sorted(self.variables.items())),
             "data_sha256": data_sha256,
         }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpu.cloud import Provisioning
+from tpu.slices.candidate import Candidate
 from tpu.topology import accelerator_type
 
 
@@ -48,3 +49,12 @@ class SliceRequest:
     def spot(self) -> bool:
         """True if the cloud may take the slice away at any time."""
         return self.provisioning == "spot"
+
+    def of(self, candidate: Candidate) -> SliceRequest:
+        """The same wish, fulfilled in this candidate's way."""
+        return replace(
+            self,
+            zone=candidate.zone,
+            accelerator_type=candidate.accelerator_type,
+            provisioning=candidate.provisioning,
+        )
