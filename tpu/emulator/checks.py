@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tpu import topology
@@ -193,8 +194,8 @@ def check_queued(queued: Any, location: Location) -> tuple[Ask, tuple[str, ...]]
     return Ask(location.zone, kind, queued_provisioning(queued), len(ids)), ids
 
 
-def page(names: list[str], page_size: int, page_token: str) -> tuple[list[str], str]:
-    """Return one page of sorted names and the token of the next, which is empty on the last.
+def page(names: Sequence[str], page_size: int, page_token: str) -> tuple[list[str], str]:
+    """Return one page of names, which come sorted, and the token of the next, which is empty on the last.
 
     A token is the last name given, so that things made or deleted meanwhile move no page.
     """
@@ -207,6 +208,6 @@ def page(names: list[str], page_size: int, page_token: str) -> tuple[list[str], 
         except ValueError:
             raise errors.bad_request(f"Invalid page_token '{page_token}'.") from None
     size = min(page_size or _PAGE_SIZE, _LARGEST_PAGE)
-    rest = [name for name in sorted(names) if name > after]
-    shown = rest[:size]
-    return shown, shown[-1].encode().hex() if len(rest) > size else ""
+    begin = bisect_right(names, after)
+    shown = list(names[begin : begin + size])
+    return shown, shown[-1].encode().hex() if len(names) > begin + size else ""

@@ -61,7 +61,8 @@ class Nodes:
         message.queued_resource = queued or ""
         schedule(message.scheduling_config, provisioning)
         message.create_time.FromNanoseconds(int(self._clock.time() * 1e9))
-        record = NodeRecord(location, node_id, message, kind, provisioning, queued, has_hardware=True)
+        record = NodeRecord(location, node_id, message, kind, provisioning, queued)
+        record.has_hardware = True
         record.show("CREATING")
         self._fleet.give_addresses(record)
         self._world.nodes[record.name] = record

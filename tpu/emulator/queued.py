@@ -61,8 +61,17 @@ class QueuedResources:
         """
         begin, end = valid_interval(record.message)
         await sleep_unless(self._clock, begin - self._clock.time(), record.unwanted)
+        line = self._world.line(record.ask)
+        line[record.name] = record
+        try:
+            return await self._wait_in_line(record, end)
+        finally:
+            del line[record.name]
+            self._world.changed()  # whoever is behind may fit where this one was called to
+
+    async def _wait_in_line(self, record: QueuedRecord, end: float) -> bool:
         while not record.unwanted.is_set():
-            change = self._world.next_change()
+            record.turn.clear()
             match place(self._world.settings.limits, record.ask, self._world.usage(record.ask)):
                 case Placed():
                     return True
@@ -75,16 +84,8 @@ class QueuedResources:
                 raise ApiError(
                     4, f"The queued resource was valid until {end:.0f} and no capacity came: {reason}"
                 )
-            await self._either(change, record.unwanted, left)
+            await sleep_unless(self._clock, left, record.turn, record.unwanted)
         return False
-
-    async def _either(self, one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
-        waits = [asyncio.ensure_future(one.wait()), asyncio.ensure_future(other.wait())]
-        try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
 
     async def _make_nodes(self, record: QueuedRecord) -> None:
         record.show("PROVISIONING")

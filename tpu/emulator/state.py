@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter, defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpu.emulator import messages
-from tpu.emulator.capacity import Ask, CreationBudget, Limits, Provisioning, Usage
+from tpu.emulator.capacity import Ask, CreationBudget, Limits, Provisioning, Usage, Where
 from tpu.emulator.names import Location
+from tpu.emulator.records import Records
 from tpu.topology import AcceleratorType
 
 if TYPE_CHECKING:
@@ -34,8 +37,7 @@ class NodeRecord:
     """One node: its API message, and what stands behind it.
 
     `unwanted` is set when whatever is under way with it should stop (it is deleted, preempted, stopped).
-    `making` is the task that boots its hosts. `has_hardware` is True from placement until the hosts are
-    confirmed gone, whatever state the message shows.
+    `making` is the task that boots its hosts. `tally` is where its hardware counts, while it is in a world.
     """
 
     location: Location
@@ -49,13 +51,30 @@ class NodeRecord:
     host_keys: tuple[str, ...] = ()  # outlive the hosts, as guest attributes do
     making: asyncio.Task[None] | None = None
     unwanted: asyncio.Event = field(default_factory=asyncio.Event)
-    has_hardware: bool = False
     announced: asyncio.Event = field(default_factory=asyncio.Event)  # the metadata says preempted
     killing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tally: Tally | None = None
+    _has_hardware: bool = field(default=False, init=False)
 
     @property
     def name(self) -> str:
         return self.location.child("nodes", self.node_id)
+
+    @property
+    def where(self) -> Where:
+        return self.location.zone, self.kind.name
+
+    @property
+    def has_hardware(self) -> bool:
+        """True from placement until the hosts are confirmed gone, whatever state the message shows."""
+        return self._has_hardware
+
+    @has_hardware.setter
+    def has_hardware(self, value: bool) -> None:
+        if value != self._has_hardware:
+            self._has_hardware = value
+            if self.tally is not None:
+                self.tally.count(self, 1 if value else -1)
 
     @property
     def state(self) -> str:
@@ -69,7 +88,10 @@ class NodeRecord:
 
 @dataclass(eq=False)
 class QueuedRecord:
-    """One queued resource, and the task that leads it from waiting to ACTIVE."""
+    """One queued resource, and the task that leads it from waiting to ACTIVE.
+
+    `turn` is set when there may be capacity for it.
+    """
 
     location: Location
     queued_id: str
@@ -78,6 +100,7 @@ class QueuedRecord:
     node_ids: tuple[str, ...]
     running: asyncio.Task[None] | None = None
     unwanted: asyncio.Event = field(default_factory=asyncio.Event)
+    turn: asyncio.Event = field(default_factory=asyncio.Event)
     waits_for: str = ""
 
     @property
@@ -134,21 +157,60 @@ class Background:
             await asyncio.wait(tasks)
 
 
-@dataclass(eq=False)
-class World:
-    """All records by resource name. `changed()` wakes those who wait for capacity."""
+@dataclass
+class Tally:
+    """How many slices there are of one kind in one zone, and the line of those who wait for one."""
 
-    nodes: dict[str, NodeRecord] = field(default_factory=dict)
-    queued: dict[str, QueuedRecord] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
-    budget: CreationBudget | None = None
-    preempted: list[str] = field(default_factory=list)  # ids of nodes, in the order of their preemption
-    background: Background = field(default_factory=Background)
-    _change: asyncio.Event = field(default_factory=asyncio.Event)
+    holding_quota: int = 0
+    holding_hardware: int = 0
+    holding_reservation: int = 0
+    line: dict[str, QueuedRecord] = field(default_factory=dict)
+
+    def count(self, node: NodeRecord, change: int) -> None:
+        """Count hardware that a node gains (+1) or loses (-1)."""
+        self.holding_hardware += change
+        if node.provisioning == "reserved":
+            self.holding_reservation += change
+
+    def call(self, capacity: int | None) -> None:
+        """Let the first in line look whether there is capacity for them: as many as there is room for."""
+        free = math.inf if capacity is None else capacity - self.holding_hardware
+        for record in self.line.values():
+            if free <= 0:
+                return
+            if record.ask.slices <= free:
+                free -= record.ask.slices
+                record.turn.set()
+
+
+class World:
+    """All records by resource name. `changed()` wakes those who wait for capacity.
+
+    No answer takes longer for records that it is not about: fleets can have thousands.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: Records[NodeRecord] = Records(self._count_node)
+        self.queued: Records[QueuedRecord] = Records(self._count_queued)
+        self.settings = Settings()
+        self.budget: CreationBudget | None = None
+        self.preempted: list[str] = []  # ids of nodes, in the order of their preemption
+        self.background = Background()
+        self._change = asyncio.Event()
+        self._tallies: defaultdict[Where, Tally] = defaultdict(Tally)
+        self._siblings: defaultdict[str, dict[str, NodeRecord]] = defaultdict(dict)
+        self._claimed: Counter[str] = Counter()
 
     def changed(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+        limits = self.settings.limits
+        for where, tally in self._tallies.items():
+            tally.call(None if where in limits.stockouts else limits.capacity.get(where))
+
+    def line(self, ask: Ask) -> dict[str, QueuedRecord]:
+        """Return who waits for what is asked, by name, in the order of their coming."""
+        return self._tallies[ask.where].line
 
     def next_change(self) -> asyncio.Event:
         """Return an event that is set at the next change; take it before looking at the state."""
@@ -156,14 +218,34 @@ class World:
 
     def usage(self, ask: Ask) -> Usage:
         """Count what the asked kind uses in the asked zone."""
-        nodes = [n for n in self.nodes.values() if (n.location.zone, n.kind.name) == ask.where]
-        hardware = [n for n in nodes if n.has_hardware]
-        queued = sum(q.ask.slices for q in self.queued.values() if q.ask.where == ask.where)
-        return Usage(
-            holding_quota=sum(n.queued is None for n in nodes) + queued,
-            holding_hardware=len(hardware),
-            holding_reservation=sum(n.provisioning == "reserved" for n in hardware),
-        )
+        tally = self._tallies[ask.where]
+        return Usage(tally.holding_quota, tally.holding_hardware, tally.holding_reservation)
 
     def siblings(self, queued_name: str) -> list[NodeRecord]:
-        return [node for node in self.nodes.values() if node.queued == queued_name]
+        """Return the nodes that a queued resource holds."""
+        return list(self._siblings.get(queued_name, {}).values())
+
+    def node_name_taken(self, name: str) -> bool:
+        """True if there is a node of this name, or a queued resource that makes one."""
+        return name in self.nodes or self._claimed[name] > 0
+
+    def _count_node(self, node: NodeRecord, change: int) -> None:
+        tally = self._tallies[node.where]
+        node.tally = tally if change > 0 else None
+        if node.has_hardware:
+            tally.count(node, change)
+        if node.queued is None:
+            tally.holding_quota += change
+        elif change > 0:
+            self._siblings[node.queued][node.name] = node
+        else:
+            del self._siblings[node.queued][node.name]
+            if not self._siblings[node.queued]:
+                del self._siblings[node.queued]
+
+    def _count_queued(self, record: QueuedRecord, change: int) -> None:
+        self._tallies[record.ask.where].holding_quota += change * record.ask.slices
+        for name in record.node_names:
+            self._claimed[name] += change
+            if not self._claimed[name]:
+                del self._claimed[name]

@@ -48,8 +48,9 @@ class TpuService:
 
     async def ListNodes(self, request: Any) -> Any:
         location = self._location(request.parent, every_zone=True)
-        inside = self._inside(self._world.nodes, location)
-        names, token = checks.page(inside, request.page_size, request.page_token)
+        names, token = checks.page(
+            self._world.nodes.names(location.zone), request.page_size, request.page_token
+        )
         found = [self._world.nodes[name].message for name in names]
         return messages.response("ListNodes")(nodes=found, next_page_token=token)
 
@@ -131,8 +132,9 @@ class TpuService:
 
     async def ListQueuedResources(self, request: Any) -> Any:
         location = self._location(request.parent, every_zone=True)
-        inside = self._inside(self._world.queued, location)
-        names, token = checks.page(inside, request.page_size, request.page_token)
+        names, token = checks.page(
+            self._world.queued.names(location.zone), request.page_size, request.page_token
+        )
         found = [self._world.queued[name].message for name in names]
         return messages.response("ListQueuedResources")(queued_resources=found, next_page_token=token)
 
@@ -187,7 +189,7 @@ class TpuService:
     async def ListAcceleratorTypes(self, request: Any) -> Any:
         location = self._location(request.parent)
         offered = zones.accelerator_types(location.zone)
-        names, token = checks.page(list(offered), request.page_size, request.page_token)
+        names, token = checks.page(sorted(offered), request.page_size, request.page_token)
         found = [_type_message(location, offered[name]) for name in names]
         return messages.response("ListAcceleratorTypes")(accelerator_types=found, next_page_token=token)
 
@@ -243,13 +245,9 @@ class TpuService:
         self._resource(name, "nodes")
         return nodes.find(self._world, name)
 
-    def _inside(self, records: Any, location: Location) -> list[str]:
-        return [name for name, record in records.items() if location.zone in ("-", record.location.zone)]
-
     def _check_node_name_free(self, name: str) -> None:
         """A node's name is taken by the node, and before that by the queued resource that will make it."""
-        claimed = {claim for record in self._world.queued.values() for claim in record.node_names}
-        if name in self._world.nodes or name in claimed:
+        if self._world.node_name_taken(name):
             raise errors.already_exists(name)
 
     def _admit(self, ask: checks.Ask) -> None:
