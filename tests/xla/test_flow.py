@@ -43,7 +43,14 @@ async def test_the_same_bits_with_0_1_and_3_preemptions(lab: Lab, monkeypatch: p
         name = f"xla-{count}"
         async with lab.training(xla_run(name)) as task:
             for number in range(count):
-                await lab.until_step(name, 300 * (number + 1), task)
+                # A notice makes the last attempt reach further than its segment: what counts is a commit of this one.
+                await lab.until(
+                    lambda attempt=number + 1, name=name: (
+                        (newest := lab.fence(name).newest()) and newest.attempt == attempt
+                    ),
+                    "a commit of the attempt",
+                    task,
+                )
                 await asyncio.to_thread(lab.emulator.preempt, lab.ready_nodes()[0], notice=number % 2 == 1)
                 await lab.until(
                     lambda seen=number, name=name: len(lab.verdicts(name)) > seen,
