@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpu.checkpoint.paths import split_url
@@ -22,6 +24,7 @@ LARGEST_BYTES = 4 << 20
 # Seconds a request; tried again by `retrying`, which knows one deadline for all tries.
 _ONCE: dict[str, Any] = {"timeout": 20, "retry": None}
 _NAMES = "items(name),nextPageToken"
+_ENTRIES = "items(name,generation,metadata),nextPageToken"
 
 
 class ObjectExists(Exception):
@@ -36,8 +39,19 @@ class BucketUnusable(Exception):
     """There is no such bucket, or it may not be used; the message says what to do."""
 
 
-def create_exclusive(url: str, data: bytes) -> int:
+@dataclass(frozen=True)
+class Listed:
+    """What a listing tells of an object without reading it; `labels` are those it was last written with."""
+
+    url: str
+    generation: int
+    labels: Mapping[str, str]
+
+
+def create_exclusive(url: str, data: bytes, labels: Mapping[str, str] | None = None) -> int:
     """Create the object at `url` and return its generation; of all who try, one succeeds.
+
+    A listing shows `labels`, so that nobody need read an object to see whether it concerns them.
 
     Raises:
         ObjectExists: it is there already, with other content than a try of ours whose answer was lost.
@@ -45,13 +59,13 @@ def create_exclusive(url: str, data: bytes) -> int:
     from google.api_core.exceptions import PreconditionFailed
 
     try:
-        return _put(url, data, 0)
+        return _put(url, data, 0, labels)
     except PreconditionFailed as error:
         raise ObjectExists(f"{url} exists already") from error
 
 
-def compare_and_set(url: str, data: bytes, generation: int) -> int:
-    """Replace the object at `url` if it still has `generation`, and return the new generation.
+def compare_and_set(url: str, data: bytes, generation: int, labels: Mapping[str, str] | None = None) -> int:
+    """Replace the object at `url`, and its labels, if it still has `generation`; returns the new generation.
 
     Raises:
         StaleGeneration: somebody else changed it.
@@ -59,7 +73,7 @@ def compare_and_set(url: str, data: bytes, generation: int) -> int:
     from google.api_core.exceptions import PreconditionFailed
 
     try:
-        return _put(url, data, generation)
+        return _put(url, data, generation, labels)
     except PreconditionFailed as error:
         raise StaleGeneration(f"{url} has another generation than {generation}") from error
 
@@ -122,6 +136,21 @@ def listing(folder_url: str) -> list[str]:
     return sorted(f"gs://{bucket}/{name}" for name in found)
 
 
+def entries(folder_url: str) -> list[Listed]:
+    """All objects under a folder with their generations and labels, of one page after the other, by name."""
+    bucket, prefix = split_url(folder_url)
+    prefix = f"{prefix.rstrip('/')}/"
+    client = _client(_server(), os.getpid())
+    found = retrying(
+        f"listing {folder_url}",
+        lambda: [
+            Listed(f"gs://{bucket}/{blob.name}", _generation(blob), blob.metadata or {})
+            for blob in client.list_blobs(bucket, prefix=prefix, fields=_ENTRIES, **_ONCE)
+        ],
+    )
+    return sorted(found, key=lambda listed: listed.url)
+
+
 def folders(folder_url: str) -> list[str]:
     """Names of the folders right in a folder, sorted, without listing what is in them."""
     bucket, prefix = split_url(folder_url)
@@ -167,7 +196,7 @@ def check_bucket(bucket_url: str, policy: RetryPolicy = DEFAULT_RETRY) -> None:
         ) from error
 
 
-def _put(url: str, data: bytes, generation: int) -> int:
+def _put(url: str, data: bytes, generation: int, labels: Mapping[str, str] | None) -> int:
     from google.api_core.exceptions import PreconditionFailed
 
     if len(data) > LARGEST_BYTES:
@@ -180,6 +209,8 @@ def _put(url: str, data: bytes, generation: int) -> int:
         nonlocal tries
         tries += 1
         blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
+        if labels:
+            blob.metadata = dict(labels)
         try:
             blob.upload_from_string(
                 data, content_type="application/json", if_generation_match=generation, **_ONCE
