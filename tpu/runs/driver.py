@@ -245,6 +245,7 @@ class RunDriver:
         kinds = [VerdictKind(e.detail["verdict"]) for e in self.log.events if e.kind == "attempt-ended"]
         if (seconds := back_off_s(kinds)) > 0:
             self.report(f"waiting {seconds:.0f} s before the next attempt")
+            await self.log.note("back-off", seconds=seconds)
             await self._tenure.pause(seconds)
 
     async def _conclude(self, spec: GangSpec, view: GangView, stopped: str | None = None) -> Verdict:
@@ -272,7 +273,7 @@ class RunDriver:
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
             resume=view.resumed or 0, reached=view.step, steps=self.record.config.steps,
-            waste_from=waste_begins(view.steps, reached, ended),
+            waste_from=waste_begins(view.steps, reached, ended), commits=view.commits,
         )  # fmt: skip
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip

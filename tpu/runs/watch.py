@@ -78,6 +78,7 @@ class GangView:
     metrics: dict[str, float] = field(default_factory=dict)
     phases: list[tuple[float, str]] = field(default_factory=list)
     steps: list[tuple[float, int]] = field(default_factory=list)
+    commits: list[tuple[float, int]] = field(default_factory=list)
     diverged: str | None = None
     hung_s: float | None = None
     cloud: LifeView | None = None
@@ -262,6 +263,7 @@ class GangWatch:
                 }
                 self._last_progress = self._clock.monotonic()
             case "commit":
+                view.commits.append((at, record["step"]))
                 view.committed = max(view.committed, record["step"])
                 self._last_progress = self._clock.monotonic()
             case "restored":
