@@ -15,7 +15,6 @@ from tpu.cloud import (
     CloudError,
     ErrorKind,
     Node,
-    NodeRequest,
     QueuedResourceRequest,
     QueuedResourceState,
     TpuCloud,
@@ -25,7 +24,7 @@ from tpu.slices.clock import Clock
 from tpu.slices.condition import Condition, LifeView, Look, slice_condition, take_look, view
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.hosts import host_addresses
-from tpu.slices.labels import intent_hash
+from tpu.slices.intent import node_request
 from tpu.slices.request import SliceRequest
 from tpu.topology import accelerator_type
 from tpu.unbroken import unbroken
@@ -177,18 +176,7 @@ class _Creation:
     async def send(self) -> None:
         """Send the request. It is not broken off by a cancellation: we would not know what it made."""
         request = self._request
-        node = NodeRequest(
-            accelerator_type=request.accelerator_type,
-            runtime_version=request.image,
-            provisioning=request.provisioning,
-            intent=intent_hash(self._name, request),
-            network=request.network,
-            subnetwork=request.subnetwork,
-            external_ips=request.external_ips,
-            service_account=request.service_account,
-            metadata=request.metadata,
-            labels=request.labels,
-        )
+        node = node_request(self._name, request)
         self.maybe_made = True
         try:
             await unbroken(
