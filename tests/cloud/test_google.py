@@ -223,3 +223,19 @@ async def test_a_cloud_that_does_not_answer_is_given_up_in_time() -> None:
             await cloud.get_node(ZONE, "n1")
     assert caught.value.kind is ErrorKind.UNAVAILABLE
     assert 0.5 < time.monotonic() - begun < 5
+
+
+async def test_a_zone_without_queued_resources_has_none(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
+    message = "Queued resources are not supported in zone us-central2-b."
+    for method in ("Get", "List", "Delete", "Create"):
+        plural = "s" if method == "List" else ""
+        emulator.fail_next(f"{method}QueuedResource{plural}", "UNIMPLEMENTED", message, times=2)
+    with pytest.raises(CloudError) as caught:
+        await cloud.get_queued_resource(ZONE, "q1")
+    assert caught.value.kind is ErrorKind.NOT_FOUND
+    assert await cloud.list_queued_resources(ZONE) == []
+    await cloud.delete_queued_resource(ZONE, "q1")
+    node = NodeRequest("v4-8", "tpu-ubuntu2204-base", "spot", "i")
+    with pytest.raises(CloudError) as caught:
+        await cloud.create_queued_resource(ZONE, "q1", QueuedResourceRequest(node))
+    assert caught.value.kind is ErrorKind.NO_QUEUE

@@ -21,6 +21,7 @@ class ErrorKind(Enum):
     RATE_LIMITED = "too many requests"
     PREEMPTED = "preempted while being made"
     NOT_OFFERED = "accelerator type not offered in the zone"
+    NO_QUEUE = "the zone has no queued resources"
     PERMISSION = "wrong zone or missing rights"
     BAD_REQUEST = "request refused"
     NOT_FOUND = "not found"
@@ -43,6 +44,7 @@ _NEXT_STEP = {
     ErrorKind.RATE_LIMITED: "Slow down; it is tried again later.",
     ErrorKind.PREEMPTED: "It is deleted and made again; nothing to do.",
     ErrorKind.NOT_OFFERED: "Choose a zone that offers the type, or a type that the zone offers.",
+    ErrorKind.NO_QUEUE: "Ask for a plain node there.",
     ErrorKind.PERMISSION: "Check the zone's spelling, the project and the rights of the credentials in use.",
     ErrorKind.BAD_REQUEST: "Correct the setting that the message names.",
     ErrorKind.CONFLICT: "Choose another name, or delete what has that name by hand if it is yours.",
@@ -56,6 +58,7 @@ _PERMANENT = frozenset(
     {
         ErrorKind.NO_QUOTA,
         ErrorKind.NOT_OFFERED,
+        ErrorKind.NO_QUEUE,
         ErrorKind.PERMISSION,
         ErrorKind.BAD_REQUEST,
         ErrorKind.CONFLICT,
@@ -140,6 +143,12 @@ _BY_TEXT: tuple[tuple[frozenset[int], re.Pattern[str], ErrorKind], ...] = tuple(
             {3, 5, 9},
             r"accelerator (configuration|type).*(could not be found|not found|not available|not supported)",
             ErrorKind.NOT_OFFERED,
+        ),
+        (
+            {3, 9, 12},
+            r"queued.?resources? .*(not|n't) (be )?(supported|available|enabled|offered)"
+            r"|not (support|offer|have) .*queued.?resource",
+            ErrorKind.NO_QUEUE,
         ),
     ]
 )

@@ -118,17 +118,28 @@ class GoogleTpuCloud:
         return await self.get_queued_resource(zone, name)
 
     async def get_queued_resource(self, zone: str, name: str) -> QueuedResource:
-        message = await self._call(
-            self._client.get_queued_resource,
-            api.GetQueuedResourceRequest(name=self._queued_resource(zone, name)),
-            wanted=f"look at queued resource {name!r} in {zone}",
-        )
+        wanted = f"look at queued resource {name!r} in {zone}"
+        try:
+            message = await self._call(
+                self._client.get_queued_resource,
+                api.GetQueuedResourceRequest(name=self._queued_resource(zone, name)),
+                wanted=wanted,
+            )
+        except CloudError as error:
+            if error.kind is not ErrorKind.NO_QUEUE:
+                raise
+            raise CloudError(ErrorKind.NOT_FOUND, error.code, error.message, wanted=wanted) from error
         return convert.queued_resource(message)
 
     async def list_queued_resources(self, zone: str) -> list[QueuedResource]:
         request = api.ListQueuedResourcesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_queued_resources, request, f"list queued resources in {zone}")
-        return [convert.queued_resource(message) async for page in pages for message in page.queued_resources]
+        try:
+            return [convert.queued_resource(found) async for page in pages for found in page.queued_resources]
+        except CloudError as error:
+            if error.kind is ErrorKind.NO_QUEUE:
+                return []
+            raise
 
     async def delete_queued_resource(self, zone: str, name: str) -> None:
         request = api.DeleteQueuedResourceRequest(name=self._queued_resource(zone, name), force=True)
@@ -305,7 +316,7 @@ class GoogleTpuCloud:
         try:
             await self._call(method, request, wanted=wanted, retry_on=calls.DELETE)
         except CloudError as error:
-            if error.kind is ErrorKind.NOT_FOUND:
+            if error.kind in (ErrorKind.NOT_FOUND, ErrorKind.NO_QUEUE):
                 return
             if error.kind is not ErrorKind.WRONG_STATE:
                 raise

@@ -12,7 +12,8 @@ class TpuCloud(Protocol):
     """Every method has a deadline of its own, tries again what is safe to try again, and raises CloudError.
 
     Names are short ids, not resource paths. Asking for something that is not there raises CloudError of
-    kind NOT_FOUND; deleting it is a success.
+    kind NOT_FOUND; deleting it is a success. A zone without queued resources has none to be found, listed or
+    deleted; to create one there is an error of kind NO_QUEUE.
     """
 
     async def create_queued_resource(
