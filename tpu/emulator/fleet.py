@@ -48,14 +48,7 @@ class Fleet:
     def give_addresses(self, node: NodeRecord) -> None:
         """Give the node's hosts their addresses and write them into its message."""
         node.addresses = tuple(self._addresses.take() for _ in range(node.kind.hosts))
-        del node.message.network_endpoints[:]
-        external = (
-            not node.message.HasField("network_config") or node.message.network_config.enable_external_ips
-        )
-        for address in node.addresses:
-            endpoint = node.message.network_endpoints.add(ip_address=address, port=TPU_PORT)
-            if external:
-                endpoint.access_config.external_ip = address
+        show_addresses(node)
 
     async def boot(self, node: NodeRecord) -> None:
         """Boot all hosts of a node; returns once each of them takes SSH connections.
@@ -82,7 +75,7 @@ class Fleet:
             await asyncio.gather(*(host.kill() for host in node.hosts))
             for host in node.hosts:
                 self._load.subtract(host.spec.cpus)
-                await asyncio.to_thread(shutil.rmtree, host.spec.home, ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, self._home(node, host.spec.index), ignore_errors=True)
             node.hosts = ()
             node.has_hardware = False
 
@@ -117,12 +110,15 @@ class Fleet:
             devices_per_chip=node.kind.devices_per_chip,
             threads=self._threads,
             cpus=self._least_loaded_cores(index),
-            # The id keeps a node's disk apart from that of an earlier node of the same name.
-            home=self._homes / f"{node.location.zone}.{node.node_id}.{node.message.id}" / str(index),
+            home=self._home(node, index),
             attributes=self._attributes(node, index),
             environment=dict(self._environment),
             preemptible=node.provisioning in PREEMPTIBLE,
         )
+
+    def _home(self, node: NodeRecord, index: int) -> Path:
+        # The id keeps a node's disk apart from that of an earlier node of the same name.
+        return self._homes / f"{node.location.zone}.{node.node_id}.{node.message.id}" / str(index)
 
     def _least_loaded_cores(self, index: int) -> tuple[int, ...]:
         """Return the cores of host `index`: the idlest ones, the hosts of one node spread over them."""
@@ -141,6 +137,16 @@ class Fleet:
             "worker-network-endpoints": endpoints,
             "tpu-env": tpu_env(node, index),
         }
+
+
+def show_addresses(node: NodeRecord) -> None:
+    """Write the addresses of a node's hosts into its message."""
+    del node.message.network_endpoints[:]
+    external = not node.message.HasField("network_config") or node.message.network_config.enable_external_ips
+    for address in node.addresses:
+        endpoint = node.message.network_endpoints.add(ip_address=address, port=TPU_PORT)
+        if external:
+            endpoint.access_config.external_ip = address
 
 
 def tpu_env(node: NodeRecord, index: int) -> str:

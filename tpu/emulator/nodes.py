@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from tpu.clock import Clock
 from tpu.emulator import checks, errors, messages
 from tpu.emulator.capacity import Ask, Provisioning, Refused, Wait, place
 from tpu.emulator.errors import ApiError
-from tpu.emulator.fleet import Fleet
+from tpu.emulator.host_fleet import HostFleet
 from tpu.emulator.names import Location
 from tpu.emulator.state import NodeRecord, World
 from tpu.emulator.waiting import sleep_unless
@@ -29,7 +28,7 @@ OnLost = Callable[[NodeRecord, str], None]
 class Nodes:
     """Everything that happens to nodes. Methods change records at once; what takes time is awaited."""
 
-    def __init__(self, world: World, fleet: Fleet, clock: Clock) -> None:
+    def __init__(self, world: World, fleet: HostFleet, clock: Clock) -> None:
         self._world = world
         self._fleet = fleet
         self._clock = clock
@@ -53,7 +52,7 @@ class Nodes:
         message = messages.Node()
         message.CopyFrom(wanted)
         message.name = location.child("nodes", node_id)
-        message.id = secrets.randbits(62)
+        message.id = self._world.luck.getrandbits(62)
         message.accelerator_type = kind.name
         message.accelerator_config.type_ = config_type(kind)
         message.accelerator_config.topology = kind.topology

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from random import Random, SystemRandom
 from typing import Any
 
 from google.longrunning import operations_pb2
@@ -30,8 +30,9 @@ class _Running:
 class OperationStore:
     """Operations by name. Each runs as a task whose return value is the operation's typed response."""
 
-    def __init__(self, clock: Clock, background: Background) -> None:
+    def __init__(self, clock: Clock, background: Background, luck: Random | None = None) -> None:
         self._clock = clock
+        self._luck = luck or SystemRandom()
         self._background = background
         self._operations: dict[str, _Running] = {}
         self._requests: dict[tuple[str, str, str], str] = {}
@@ -57,7 +58,7 @@ class OperationStore:
         return running.message
 
     def _new(self, location: Location, verb: str, target: str) -> _Running:
-        name = location.child("operations", f"operation-{secrets.token_hex(8)}")
+        name = location.child("operations", f"operation-{self._luck.getrandbits(64):016x}")
         message = operations_pb2.Operation(name=name)
         metadata = messages.OperationMetadata(target=target, verb=verb, api_version="v2alpha1")
         metadata.create_time.FromNanoseconds(int(self._clock.time() * 1e9))

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from tpu.emulator import messages
@@ -16,7 +17,7 @@ from tpu.emulator.records import Records
 from tpu.topology import AcceleratorType
 
 if TYPE_CHECKING:
-    from tpu.emulator.host_pool import EmulatedHost
+    from tpu.emulator.host_fleet import Host
 
 NOTICE_SECONDS = 30.0  # between the soft-off and the hard-off of a real spot VM
 
@@ -47,7 +48,7 @@ class NodeRecord:
     provisioning: Provisioning
     queued: str | None = None
     addresses: tuple[str, ...] = ()
-    hosts: tuple[EmulatedHost, ...] = ()
+    hosts: tuple[Host, ...] = ()
     host_keys: tuple[str, ...] = ()  # outlive the hosts, as guest attributes do
     making: asyncio.Task[None] | None = None
     unwanted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -186,10 +187,11 @@ class Tally:
 class World:
     """All records by resource name. `changed()` wakes those who wait for capacity.
 
-    No answer takes longer for records that it is not about: fleets can have thousands.
+    No answer takes longer for records that it is not about: fleets can have thousands. Ids are drawn from `luck`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, luck: Random | None = None) -> None:
+        self.luck = luck or SystemRandom()
         self.nodes: Records[NodeRecord] = Records(self._count_node)
         self.queued: Records[QueuedRecord] = Records(self._count_queued)
         self.settings = Settings()

@@ -10,7 +10,7 @@ from dataclasses import replace
 from tpu.clock import Clock
 from tpu.emulator import messages
 from tpu.emulator.capacity import PREEMPTIBLE
-from tpu.emulator.host_pool import EmulatedHost
+from tpu.emulator.host_fleet import Host
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.schedule import Schedule, strikes
 from tpu.emulator.state import NodeRecord, World
@@ -56,7 +56,7 @@ class Trouble:
         known = ", ".join(sorted(node.node_id for node in self._world.nodes.values())) or "none at all"
         raise TroubleRefused(f"no node {node_id!r}{f' in {zone}' if zone else ''}; there are: {known}")
 
-    def host(self, node_id: str, index: int, zone: str | None = None) -> EmulatedHost:
+    def host(self, node_id: str, index: int, zone: str | None = None) -> Host:
         """Return one host of a node.
 
         Raises:

@@ -1,0 +1,148 @@
+"""Time that does not wait: an event loop that jumps to its next timer whenever nothing else is to be done.
+
+Simulated days pass in the seconds of CPU that their events need. Everything that goes by the loop's time takes part:
+`asyncio.sleep`, time-outs, and a VirtualClock. What runs in the loop may be slow, but takes no simulated time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+# On whose account a task computes; tasks inherit it from who starts them.
+ACCOUNT: ContextVar[str] = ContextVar("account", default="controller")
+
+
+class NothingToWaitFor(RuntimeError):
+    """All tasks wait for something that no timer will bring about."""
+
+
+class _Jump(selectors.DefaultSelector):
+    """In place of waiting, moves the time."""
+
+    def __init__(self, move: Callable[[float], None]) -> None:
+        super().__init__()
+        self._move = move
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is not None and timeout <= 0:
+            return []
+        ready = super().select(0)  # a signal wakes the loop this way
+        if not ready:
+            if timeout is None:
+                raise NothingToWaitFor("no task can go on, and no timer is set")
+            self._move(timeout)
+        return ready
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """The loop. `cpu_s` is the CPU time of its tasks' own code, by account (see ACCOUNT)."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
+        super().__init__(_Jump(self._move))
+        self.set_task_factory(self._metered_task)
+
+    def time(self) -> float:
+        return self._now
+
+    def _move(self, seconds: float) -> None:
+        self._now += seconds
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Run it here and now: time must not move while a thread works, nor depend on how long it takes."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _metered_task(
+        self, loop: asyncio.AbstractEventLoop, work: Any, context: Context | None = None, **options: Any
+    ) -> asyncio.Task[Any]:
+        context = context or copy_context()
+        metered = _Metered(work, self.cpu_s, context.get(ACCOUNT, ACCOUNT.get()))
+        return asyncio.Task(metered, loop=loop, context=context, **options)
+
+
+class _Metered(Coroutine[Any, Any, Any]):
+    """A coroutine whose CPU time is added to an account."""
+
+    __slots__ = ("_account", "_spent", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any], spent: dict[str, float], account: str) -> None:
+        self._work = work
+        self._spent = spent
+        self._account = account
+
+    def send(self, value: Any) -> Any:
+        begin = time.thread_time()
+        try:
+            return self._work.send(value)
+        finally:
+            self._spent[self._account] += time.thread_time() - begin
+
+    def throw(self, *error: Any) -> Any:
+        begin = time.thread_time()
+        try:
+            return self._work.throw(*error)
+        finally:
+            self._spent[self._account] += time.thread_time() - begin
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._work.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)  # names and frames, for messages about tasks
+
+
+class VirtualClock:
+    """A Clock by the running VirtualTimeLoop. `time()` begins at a date of its own."""
+
+    EPOCH = 1_800_000_000.0
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def time(self) -> float:
+        return self.EPOCH + self.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class ScaledClock:
+    """A Clock on which `speed` seconds pass in one real second."""
+
+    def __init__(self, speed: float) -> None:
+        if speed <= 0:
+            raise ValueError(f"speed must be above 0, found {speed:g}")
+        self._speed = speed
+        self._began, self._epoch = time.monotonic(), time.time()
+
+    def monotonic(self) -> float:
+        return (time.monotonic() - self._began) * self._speed
+
+    def time(self) -> float:
+        return self._epoch + self.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds) / self._speed)
+
+
+def run_virtual(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work` in a loop of its own on virtual time, and return what it returns."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(work)
