@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tpu.cloud import (
     ErrorKind,
@@ -17,8 +19,22 @@ from tpu.cloud import (
     QueuedResource,
     QueuedResourceState,
 )
+from tpu.slices.candidate import Candidate
 from tpu.slices.condition import Condition, Look, view
-from tpu.slices.life import Effect, LifeState, Signal, signal_of, step, was_ready
+from tpu.slices.lease import (
+    Holder,
+    LeaseRefused,
+    LeaseState,
+    close,
+    gone,
+    intend,
+    quarantine,
+    ready,
+    release,
+    retire,
+    take,
+)
+from tpu.slices.life import Effect, LifeState, Signal, alive, signal_of, step
 
 
 def a_node(state: NodeState, health: NodeHealth = NodeHealth.HEALTHY, spot: bool = True) -> Node:
@@ -61,7 +77,7 @@ def test_P1_a_spot_node_that_was_ready_and_shows_anything_else_is_lost(state: No
     assert seen.condition is Condition.LOST
     assert seen.preempted
     assert state.name in seen.reason
-    assert Effect.DELETE in step(LifeState.READY, signal_of(seen))[1]
+    assert Effect.CLOSE in step(LifeState.READY, signal_of(seen))[1]
 
 
 def test_P1_a_spot_node_that_is_gone_is_lost_too() -> None:
@@ -207,6 +223,10 @@ def test_every_look_has_a_meaning_and_a_sentence(look: Look) -> None:
     assert seen.gone == (look.queued_resource is None and look.node is None)
 
 
+S, G, E = LifeState, Signal, Effect
+GIVEN_UP = {S.CLOSING, S.DELETING, S.GONE}
+
+
 def test_every_state_answers_every_signal() -> None:
     for state, signal in itertools.product(LifeState, Signal):
         after, effects = step(state, signal)
@@ -214,55 +234,178 @@ def test_every_state_answers_every_signal() -> None:
         assert len(set(effects)) == len(effects)
 
 
-signals = st.lists(st.sampled_from(Signal), max_size=60)
-
-
-@given(history=signals)
-def test_no_slice_is_forgotten_every_path_ends_in_a_confirmed_deletion(history: list[Signal]) -> None:
-    state = LifeState.INTENDED
-    for signal in history:
-        state, _ = step(state, signal)
-    released, _ = step(state, Signal.RELEASED)
-    # If it is released, only the cloud's word that it is gone ends the deletion, whatever comes before.
-    assert released in (LifeState.DELETING, LifeState.GONE)
-    for signal in history:
-        state_before, released = released, step(released, signal)[0]
-        assert released in (LifeState.DELETING, LifeState.GONE)
-        if released is LifeState.GONE and state_before is not LifeState.GONE:
-            assert signal is Signal.SEEN_GONE
-    assert step(released, Signal.SEEN_GONE)[0] is LifeState.GONE
-
-
-@given(history=signals)
-def test_nobody_gets_a_slice_that_is_being_deleted(history: list[Signal]) -> None:
-    state = LifeState.INTENDED
-    ended = False
-    for signal in history:
-        before, (state, effects) = state, step(state, signal)
-        ended = ended or before in (LifeState.DELETING, LifeState.GONE)
-        if ended:
-            assert Effect.ANNOUNCE_READY not in effects
-            assert state in (LifeState.DELETING, LifeState.GONE)
-        if (
-            was_ready(before)
-            and state in (LifeState.DELETING, LifeState.GONE)
-            and signal is not Signal.RELEASED
-        ):
-            assert Effect.ANNOUNCE_LOSS in effects
-
-
-@given(state=st.sampled_from(LifeState))
+@pytest.mark.parametrize("state", LifeState)
 def test_not_knowing_leads_to_nothing_but_another_look(state: LifeState) -> None:
-    after, effects = step(state, Signal.UNSEEN)
+    after, effects = step(state, G.UNSEEN)
     assert effects == ()
-    assert was_ready(after) == was_ready(state)
-    assert after not in (LifeState.READY, LifeState.COMING)
-    assert (after is LifeState.GONE) == (state is LifeState.GONE)
+    assert alive(after) == alive(state)
+    assert after not in (S.READY, S.COMING)
+    assert after in (state, S.UNSURE, S.UNSURE_READY)
 
 
-@given(
-    state=st.sampled_from(LifeState), signal=st.sampled_from([s for s in Signal if s.name.startswith("SEEN")])
+def test_only_a_closed_lease_leads_to_a_deletion_and_only_the_clouds_word_ends_it() -> None:
+    for state, signal in itertools.product(LifeState, Signal):
+        after, effects = step(state, signal)
+        if E.DELETE in effects and state not in (S.DELETING, S.GONE):  # else its lease is closed already
+            assert signal is G.LEASE_CLOSED
+        if after is S.GONE and state is not S.GONE:
+            assert (state, signal) == (S.DELETING, G.SEEN_GONE)
+        # What is lost or done with never serves anybody again.
+        if state in GIVEN_UP:
+            assert after in GIVEN_UP
+            assert E.NOTE_READY not in effects
+        if not alive(state):
+            assert not alive(after)
+
+
+@pytest.mark.parametrize(
+    ("state", "signal", "after", "effects"),
+    [
+        (S.INTENDED, G.INTENT_WRITTEN, S.INTENDED, (E.CREATE,)),
+        (S.INTENDED, G.CREATION_REFUSED, S.CLOSING, (E.CLOSE,)),
+        (S.INTENDED, G.SEEN_READY, S.READY, (E.NOTE_READY,)),  # made by an earlier life of ours
+        (S.INTENDED, G.SEEN_GONE, S.CLOSING, (E.CLOSE,)),
+        (S.COMING, G.SEEN_READY, S.READY, (E.NOTE_READY,)),
+        (S.COMING, G.OVERDUE, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.UNSURE, G.OVERDUE, S.UNSURE, ()),  # V4: it may be ready, for all we know
+        (S.READY, G.SEEN_READY, S.READY, ()),
+        (S.READY, G.SEEN_RECOVERING, S.RECOVERING, ()),
+        (S.READY, G.SEEN_LOST, S.CLOSING, (E.NOTE_LOSS, E.CLOSE)),
+        (S.READY, G.SEEN_GONE, S.CLOSING, (E.NOTE_LOSS, E.CLOSE)),
+        (S.READY, G.HOST_DROPPED, S.READY, (E.LOOK,)),
+        (S.READY, G.HOST_NOTICED, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.READY, G.HOST_SICK, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.READY, G.ENDS_SOON, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.READY, G.UNWANTED, S.READY, (E.CLOSE_IF_FREE,)),
+        (S.READY, G.LEASE_HELD, S.READY, ()),  # somebody was quicker, and wants it
+        (S.READY, G.LEASE_CLOSED, S.DELETING, (E.DELETE,)),
+        (S.RECOVERING, G.SEEN_READY, S.READY, (E.NOTE_READY,)),
+        (S.RECOVERING, G.OVERDUE, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.UNSURE_READY, G.OVERDUE, S.UNSURE_READY, ()),
+        (S.RETIRING, G.LEASE_HELD, S.RETIRING, ()),
+        (S.RETIRING, G.LEASE_FREED, S.RETIRING, (E.BAR, E.CLOSE_IF_FREE)),
+        (S.RETIRING, G.LEASE_CLOSED, S.DELETING, (E.DELETE,)),
+        (S.CLOSING, G.LEASE_CLOSED, S.DELETING, (E.DELETE,)),
+        (S.DELETING, G.SEEN_LOST, S.DELETING, ()),
+        (S.DELETING, G.OVERDUE, S.DELETING, (E.DELETE,)),
+        (S.DELETING, G.SEEN_READY, S.DELETING, (E.DELETE,)),
+        (S.DELETING, G.SEEN_GONE, S.GONE, (E.NOTE_GONE,)),
+        (S.GONE, G.SEEN_COMING, S.DELETING, (E.DELETE,)),  # a creation that arrived late
+        (S.GONE, G.SEEN_GONE, S.GONE, ()),
+    ],
 )
-def test_what_shows_under_a_deleted_name_is_deleted_again(state: LifeState, signal: Signal) -> None:
-    if state in (LifeState.DELETING, LifeState.GONE) and signal is not Signal.SEEN_GONE:
-        assert step(state, signal) == (LifeState.DELETING, (Effect.DELETE,))
+def test_the_rows_that_matter_most(
+    state: LifeState, signal: Signal, after: LifeState, effects: tuple[Effect, ...]
+) -> None:
+    assert step(state, signal) == (after, effects)
+
+
+class Life:
+    """A slice with its lease, of which runs take and give back chips while the table is carried out."""
+
+    def __init__(self) -> None:
+        self.lease = intend("s", "pool", Candidate("us-central2-b", "v4-8", "spot"), 4, "keeper", 0.0)
+        self.state = S.INTENDED
+        self.deletion_sent = False
+        self.to_do: list[Effect] = []
+        self.runs = itertools.count()
+
+    def hear(self, signal: Signal) -> None:
+        self.state, effects = step(self.state, signal)
+        self.to_do += effects
+
+    def do_one(self) -> None:
+        """Carry out what has waited longest, with the real changes of a lease."""
+        if not self.to_do:
+            return
+        effect = self.to_do.pop(0)
+        match effect:
+            case E.NOTE_READY:
+                with contextlib.suppress(LeaseRefused):
+                    self.lease = ready(self.lease, 0.0)
+            case E.BAR:
+                with contextlib.suppress(LeaseRefused):
+                    self.lease = quarantine(self.lease, "sick", 0.0)
+            case E.CLOSE_IF_FREE:
+                try:
+                    self.lease = retire(self.lease, "unwanted", 0.0)
+                except LeaseRefused:
+                    self.hear(G.LEASE_HELD)
+                else:
+                    self.hear(G.LEASE_CLOSED)
+            case E.CLOSE:
+                with contextlib.suppress(LeaseRefused):
+                    self.lease = close(self.lease, "lost", 0.0)
+                self.hear(G.LEASE_CLOSED)
+            case E.DELETE:
+                self.deletion_sent = True
+            case E.NOTE_GONE:
+                self.lease = gone(self.lease, "deleted", 0.0)
+            case _:
+                pass
+
+    def take(self, chips: tuple[int, ...]) -> None:
+        run = f"run-{next(self.runs)}"
+        with contextlib.suppress(LeaseRefused):
+            self.lease = take(self.lease, Holder(run, run, chips), 0.0)
+
+    def release_first(self) -> None:
+        if self.lease.holders:
+            self.lease = release(self.lease, self.lease.holders[0].uid, 0.0)
+            if not self.lease.holders:
+                self.hear(G.LEASE_FREED)
+
+    def never_leased_and_deleted(self) -> None:
+        if self.deletion_sent:
+            assert not self.lease.holders
+            assert not self.lease.open
+
+
+class LifeMachine(RuleBasedStateMachine):
+    """Any order of what the cloud, the hosts, the runs, the clock and a slow keeper do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Life()
+
+    # The answers about the lease come of what is done, not out of the blue.
+    @rule(signal=st.sampled_from([g for g in Signal if not g.name.startswith("LEASE_")]))
+    def hear(self, signal: Signal) -> None:
+        self.life.hear(signal)
+
+    @rule()
+    def do_one(self) -> None:
+        self.life.do_one()
+
+    @rule(chips=st.sampled_from([(0,), (1, 2), (0, 1, 2, 3)]))
+    def take(self, chips: tuple[int, ...]) -> None:
+        self.life.take(chips)
+
+    @rule()
+    def release_first(self) -> None:
+        self.life.release_first()
+
+    @invariant()
+    def never_leased_and_deleted(self) -> None:
+        self.life.never_leased_and_deleted()
+
+    def teardown(self) -> None:
+        """Nothing is forgotten: once it is unwanted and let go, the cloud is asked, and its word ends it."""
+        life = self.life
+        while life.lease.holders:
+            life.release_first()
+        life.hear(G.UNWANTED)
+        while life.to_do:
+            life.do_one()
+        assert life.state in (S.DELETING, S.GONE)
+        assert life.deletion_sent
+        life.hear(G.SEEN_GONE)
+        while life.to_do:
+            life.do_one()
+        assert life.state is S.GONE
+        assert life.lease.state is LeaseState.GONE
+        life.never_leased_and_deleted()
+
+
+TestLifeAndLease = LifeMachine.TestCase
+TestLifeAndLease.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

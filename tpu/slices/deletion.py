@@ -8,7 +8,7 @@ from tpu.slices.condition import Look, take_look
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.05, 10.0, 1.6
 # A deletion that the cloud has begun may be forgotten by it: it is asked again after so long.
-_SEND_AGAIN_S = 60.0
+SEND_AGAIN_S = 60.0
 
 
 class DeletionUnconfirmed(Exception):
@@ -47,8 +47,8 @@ async def delete_slice(
             else:
                 gone_since = None
                 told = _state_of(look)
-                if not _going(look) or now - sent_at >= _SEND_AGAIN_S:
-                    await _send(cloud, zone, name, look)
+                if not going(look) or now - sent_at >= SEND_AGAIN_S:
+                    await send_deletion(cloud, zone, name, look)
                     sent_at = clock.monotonic()
         except CloudError as error:
             if error.kind is ErrorKind.PERMISSION:
@@ -65,14 +65,20 @@ async def delete_slice(
         pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK_S)
 
 
-async def _send(cloud: TpuCloud, zone: str, name: str, look: Look) -> None:
+async def send_deletion(cloud: TpuCloud, zone: str, name: str, look: Look) -> None:
+    """Ask once for the deletion of what a look has found.
+
+    Raises:
+        CloudError: it was refused, or the cloud does not answer.
+    """
     if look.queued_resource is not None:
         await cloud.delete_queued_resource(zone, name)
     else:
         await cloud.delete_node(zone, name)  # its queued resource went without it, or it never had one
 
 
-def _going(look: Look) -> bool:
+def going(look: Look) -> bool:
+    """True if the cloud says that the deletion is under way."""
     if look.queued_resource is not None:
         return look.queued_resource.state is QueuedResourceState.DELETING
     return look.node is not None and look.node.state is NodeState.DELETING

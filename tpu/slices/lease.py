@@ -328,6 +328,17 @@ def retire(lease: Lease, why: str, now: float, by: str | None = None) -> Lease:
     return quarantine(lease, why, now)
 
 
+def close(lease: Lease, why: str, now: float) -> Lease:
+    """End whatever is held of a slice that the cloud has taken away, and let nobody take it any more.
+
+    Raises:
+        LeaseRefused: it is gone.
+    """
+    for holder in lease.holders:
+        lease = _without(lease, holder, now)
+    return quarantine(lease, why, now)
+
+
 def gone(lease: Lease, why: str, now: float, by: str | None = None, *, lost: bool = False) -> Lease:
     """The cloud has confirmed that the slice is no more: whatever was held is over.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from signal import SIGABRT, SIGBUS, SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 
-from tpu.slices.life import Condition, LifeView
+from tpu.slices.condition import Condition, LifeView
 from tpu.slices.log_clues import Clue, first_clue
 
 # Exit code of a program that stopped itself after a preemption notice: EX_TEMPFAIL.
