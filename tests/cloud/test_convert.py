@@ -140,3 +140,27 @@ def test_host_keys_of_a_partial_answer_are_not_guessed() -> None:
     found = convert.host_identities([api.GuestAttributes(), answer], workers=2)
     assert list(found) == [1]
     assert (found[1].key, found[1].hostname) == ("ssh-ed25519 AAAA", "t1v-n-w-0")
+
+
+def test_a_list_converts_again_what_has_changed_and_nothing_else() -> None:
+    converted: list[str] = []
+
+    def convert_one(message: object) -> object:
+        node = api.Node.wrap(message)
+        converted.append(f"{convert.short(node.name)} {node.state.name}")
+        return convert.node(node)
+
+    def listed(**states: str) -> list[object]:
+        return [api.Node.pb(api.Node(name=f"{PARENT}/nodes/{n}", state=s)) for n, s in states.items()]
+
+    known = convert.Remembered(convert_one)
+    first = known.convert("here", listed(a="CREATING", b="READY"))
+    second = known.convert("here", listed(a="READY", b="READY", c="READY"))
+    assert converted == ["a CREATING", "b READY", "a READY", "c READY"]
+    assert [node.state.name for node in second] == ["READY"] * 3
+    assert second[1] is first[1]
+
+    known.convert("elsewhere", listed(b="READY"))
+    known.convert("here", [])
+    known.convert("here", listed(b="READY"))
+    assert converted[4:] == ["b READY", "b READY"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 from google.cloud import tpu_v2alpha1 as api
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -22,6 +23,8 @@ from tpu.cloud.values import (
     QueuedResourceRequest,
     QueuedResourceState,
 )
+
+Value = TypeVar("Value")
 
 
 def short(name: str) -> str:
@@ -84,6 +87,33 @@ def queued_resource(message: api.QueuedResource) -> QueuedResource:
         created=_seconds(message.create_time),
         labels=dict(specs[0].node.labels) if specs else {},
     )
+
+
+class Remembered(Generic[Value]):
+    """Converts the messages of lists, but those that the zone's last list had as well not again.
+
+    Of thousands of slices few change from one list to the next, and to convert one takes twenty times as long as to
+    see that it is the same.
+    """
+
+    def __init__(self, convert: Callable[[Any], Value]) -> None:
+        self._convert = convert
+        self._last: dict[str, dict[bytes, Value]] = {}
+
+    def convert(self, zone: str, messages: Iterable[Any]) -> list[Value]:
+        """The plain messages of a zone's list as our values, in its order."""
+        last = self._last.get(zone, {})
+        now: dict[bytes, Value] = {}
+        found: list[Value] = []
+        for message in messages:
+            data = message.SerializeToString(deterministic=True)
+            value = last.get(data)
+            if value is None:
+                value = self._convert(message)
+            now[data] = value
+            found.append(value)
+        self._last[zone] = now
+        return found
 
 
 def host_identities(answers: Sequence[api.GuestAttributes], workers: int) -> dict[int, HostIdentity]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -93,6 +94,10 @@ class GoogleTpuCloud:
         self._metadata = metadata
         self._clock = clock
         self._policy = policy
+        self._known_nodes = convert.Remembered(lambda message: convert.node(api.Node.wrap(message)))
+        self._known_queued = convert.Remembered(
+            lambda message: convert.queued_resource(api.QueuedResource.wrap(message))
+        )
 
     async def create_queued_resource(
         self, zone: str, name: str, request: QueuedResourceRequest
@@ -135,11 +140,12 @@ class GoogleTpuCloud:
         request = api.ListQueuedResourcesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_queued_resources, request, f"list queued resources in {zone}")
         try:
-            return [convert.queued_resource(found) async for page in pages for found in page.queued_resources]
+            parts = [page.queued_resources.pb async for page in pages]
         except CloudError as error:
             if error.kind is ErrorKind.NO_QUEUE:
                 return []
             raise
+        return self._known_queued.convert(zone, itertools.chain.from_iterable(parts))
 
     async def delete_queued_resource(self, zone: str, name: str) -> None:
         request = api.DeleteQueuedResourceRequest(name=self._queued_resource(zone, name), force=True)
@@ -182,7 +188,8 @@ class GoogleTpuCloud:
     async def list_nodes(self, zone: str) -> list[Node]:
         request = api.ListNodesRequest(parent=self._parent(zone), page_size=self._policy.page_size)
         pages = self._pages(self._client.list_nodes, request, f"list nodes in {zone}")
-        return [convert.node(message) async for page in pages for message in page.nodes]
+        parts = [page.nodes.pb async for page in pages]
+        return self._known_nodes.convert(zone, itertools.chain.from_iterable(parts))
 
     async def delete_node(self, zone: str, name: str) -> None:
         request = api.DeleteNodeRequest(name=self._node(zone, name))
