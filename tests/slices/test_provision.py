@@ -16,6 +16,7 @@ from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.slices.clock import SystemClock
 from tpu.slices.condition import Condition
+from tpu.slices.intent import node_request
 from tpu.slices.labels import ownership_labels
 from tpu.slices.provision import (
     DeletionUnconfirmed,
@@ -473,3 +474,88 @@ async def test_C6_who_lost_the_right_to_act_leaves_everything_as_it_is(
     with pytest.raises(NotOurs):
         await make(cloud, "s2", still_wanted=check)
     assert len(emulator.queued_resources()) == 1
+
+
+def without_queue(emulator: Emulator) -> None:
+    """Let the zone refuse queued resources, as zones do that have none."""
+    message = f"Queued resources are not supported in zone {ZONE}."
+    emulator.fail_next("CreateQueuedResource", "UNIMPLEMENTED", message, times=100)
+
+
+async def test_a_zone_without_queued_resources_gives_a_plain_node(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    without_queue(emulator)
+    emulator.set_delay(0.5)
+    said: list[str] = []
+    ready = await make(cloud, said=said)
+    assert (ready.node.name, ready.node.queued_resource) == ("s1", None)
+    assert any("CREATING" in line for line in said)
+    assert emulator.queued_resources() == []
+    assert (await slice_condition(cloud, ZONE, "s1")).usable
+    again = await make(cloud)
+    assert again.node.uid == ready.node.uid
+    await delete_slice(cloud, ZONE, "s1", CLOCK, 30)
+    assert nothing_is_left(emulator)
+
+
+async def test_a_plain_node_that_cannot_be_made_leaves_nothing(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    without_queue(emulator)
+    emulator.stockout(ZONE, "v4-8")
+    with pytest.raises(CloudError) as caught:
+        await make(cloud)
+    assert caught.value.kind is ErrorKind.STOCKOUT
+    assert nothing_is_left(emulator)
+
+
+async def test_P2_a_plain_node_preempted_while_being_made(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
+    without_queue(emulator)
+    emulator.set_delay(20)
+    making = await during(make(cloud), emulator, "CREATING")
+    await asyncio.to_thread(emulator.preempt, "s1")
+    with pytest.raises(CloudError) as caught:
+        await making
+    assert caught.value.kind is ErrorKind.PREEMPTED
+    assert nothing_is_left(emulator)
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.01, 0.3])
+async def test_V7_a_cancelled_plain_node_is_deleted(
+    cloud: GoogleTpuCloud, emulator: Emulator, moment_s: float
+) -> None:
+    without_queue(emulator)
+    emulator.set_delay(30)
+    making = asyncio.create_task(make(cloud))
+    await asyncio.wait({making}, timeout=moment_s)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert nothing_is_left(emulator)
+
+
+async def test_one_who_has_another_zone_to_go_to_waits_in_the_queue_only_so_long(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    emulator.set_capacity(ZONE, "v4-8", 0)
+    with pytest.raises(CloudError, match=r"no capacity within 0.4 s in the zone's queue") as caught:
+        await provision(cloud, SPOT, "s1", CLOCK, lambda line: None, always, queue_patience_s=0.4)
+    assert caught.value.kind is ErrorKind.STOCKOUT
+    assert nothing_is_left(emulator)
+    # Where there is capacity it may take as long as it takes.
+    emulator.set_capacity(ZONE, "v4-8", None)
+    emulator.set_delay(1.0)
+    waits: list[str] = []
+    await provision(
+        cloud, SPOT, "s2", CLOCK, lambda line: None, always, queue_patience_s=0.1, waits_for=waits.append
+    )
+    assert any("CREATING" in reason for reason in waits)
+
+
+async def test_a_flex_start_request_says_how_long_it_lives() -> None:
+    request = dataclasses.replace(SPOT, provisioning="flex-start", max_run_s=7200)
+    assert node_request("s1", request).max_run_s == 7200
+    assert node_request("s1", SPOT).max_run_s is None
+    assert not request.spot
+    assert dataclasses.replace(SPOT, provisioning="preemptible").spot

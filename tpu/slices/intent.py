@@ -20,4 +20,5 @@ def node_request(name: str, request: SliceRequest) -> NodeRequest:
         service_account=request.service_account,
         metadata=request.metadata,
         labels=request.labels,
+        max_run_s=request.max_run_s if request.provisioning == "flex-start" else None,
     )

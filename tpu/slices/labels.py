@@ -19,6 +19,7 @@ CREATOR_LABEL = "relay-creator"
 RUN_LABEL = "relay-run"
 
 _LONGEST_VALUE = 63
+_NOT_THE_SLICE = frozenset({"deadline_s", "max_run_s", "labels"})
 
 
 def label_value(text: str) -> str:
@@ -47,7 +48,7 @@ def intent_hash(name: str, request: SliceRequest) -> str:
     Who asks, from which machine and how patiently does not count: a flow that is started again elsewhere
     must find its slice, and can put its own SSH key on it afterwards.
     """
-    fields = {k: v for k, v in dataclasses.asdict(request).items() if k not in ("deadline_s", "labels")}
+    fields = {k: v for k, v in dataclasses.asdict(request).items() if k not in _NOT_THE_SLICE}
     fields["metadata"] = {k: v for k, v in request.metadata.items() if k != "ssh-keys"}
     text = json.dumps({"name": name, **fields}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,13 +1,15 @@
 """Get a slice. The I/O around `condition`: every wait has a deadline and says what it waits for.
 
-A slice is a queued resource with one node of the same name. In whatever way a provisioning ends other than
-well, what it may have made is deleted, and deleted means that the cloud knows it no more.
+A slice is a queued resource with one node of the same name, or in a zone without queued resources the node alone.
+In whatever way a provisioning ends other than well, what it may have made is deleted, and deleted means that the
+cloud knows it no more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -50,6 +52,13 @@ _ASK_AGAIN_S = 10.0
 _NODE_SHOWS_S = 60.0
 # Hosts publish their SSH keys while they boot; an image that never does so must not hold us for ever.
 _HOST_KEYS_S = 300.0
+_IN_QUEUE = frozenset(
+    {
+        QueuedResourceState.CREATING,
+        QueuedResourceState.ACCEPTED,
+        QueuedResourceState.WAITING_FOR_RESOURCES,
+    }
+)
 # How long the deletion of an unfinished creation may take before it is left to the reaper.
 _GIVE_UP_S = 900.0
 # A creation whose answer was lost can still arrive after a look that saw nothing.
@@ -99,6 +108,8 @@ async def provision(
     still_wanted: Callable[[], Awaitable[None]],
     *,
     keep: bool = False,
+    queue_patience_s: float | None = None,
+    waits_for: Callable[[str], None] | None = None,
 ) -> ReadySlice:
     """Make the slice `name`, or find it if it was made for this request before, and wait until it is ready.
 
@@ -109,12 +120,17 @@ async def provision(
     `keep` is for taking up a slice on which a gang may be running: nothing is deleted then, whatever
     happens, since a cloud that does not answer is no reason to end a gang.
 
+    `queue_patience_s` is how long it may wait for capacity in the zone's queue, for those who have another zone to
+    go to; once capacity is found only the request's own deadline counts. `waits_for` is told, whenever it changes,
+    what the slice waits for.
+
     Raises:
-        CloudError: refused, failed, or preempted while being made; its kind says which.
+        CloudError: refused, failed, or preempted while being made; its kind says which. STOCKOUT, too, when the
+            patience in the queue is over.
         NotReady: not ready within `request.deadline_s`.
     """
     await still_wanted()
-    creation = _Creation(cloud, request, name, clock, report, still_wanted)
+    creation = _Creation(cloud, request, name, clock, report, still_wanted, queue_patience_s, waits_for)
     report(f"asking for {creation.wanted}")
     try:
         await creation.send()
@@ -125,6 +141,8 @@ async def provision(
         if creation.maybe_made and not keep:
             await creation.give_up(error)
         raise
+    finally:
+        creation.listen_no_more()
     report(f"{creation.wanted} is ready")
     return ReadySlice(name, request.zone, node, request, hosts)
 
@@ -159,6 +177,8 @@ class _Creation:
         clock: Clock,
         report: Callable[[str], None],
         still_wanted: Callable[[], Awaitable[None]],
+        queue_patience_s: float | None,
+        waits_for: Callable[[str], None] | None,
     ) -> None:
         self.wanted = f"{request.provisioning} {request.accelerator_type} {name} in {request.zone}"
         self.maybe_made = False
@@ -169,6 +189,10 @@ class _Creation:
         self._clock = clock
         self._report = report
         self._still_wanted = still_wanted
+        self._waits_for = waits_for or (lambda reason: None)
+        self._queue_end = math.inf if queue_patience_s is None else clock.monotonic() + queue_patience_s
+        self._queue_patience_s = queue_patience_s
+        self._plain: asyncio.Task[Node] | None = None  # the creation of a node without a queued resource
         self._end = clock.monotonic() + request.deadline_s
         self._asked = clock.monotonic()
         self._said = ""
@@ -183,9 +207,28 @@ class _Creation:
                 self._cloud.create_queued_resource(request.zone, self._name, QueuedResourceRequest(node))
             )
         except CloudError as error:
-            self.maybe_made = error.in_operation or error.kind in _MAYBE_MADE
-            self._answer_lost = error.kind in _ANSWER_LOST and not error.in_operation
-            raise
+            if error.kind is not ErrorKind.NO_QUEUE:
+                self._refused(error)
+                raise
+            # Its call lasts until the node is made, so it goes on beside our looks.
+            self._plain = asyncio.ensure_future(
+                self._cloud.create_node(
+                    request.zone, self._name, node, max(1.0, self._end - self._clock.monotonic())
+                )
+            )
+
+    def _refused(self, error: CloudError) -> None:
+        self.maybe_made = error.in_operation or error.kind in _MAYBE_MADE
+        self._answer_lost = error.kind in _ANSWER_LOST and not error.in_operation
+
+    def listen_no_more(self) -> None:
+        """Wait no longer for the answer to the creation of a plain node."""
+        if self._plain is None:
+            return
+        if self._plain.cancel():
+            self._answer_lost = True  # it may have been sent a moment ago
+        elif not self._plain.cancelled():
+            self._plain.exception()  # the looks have told the same
 
     async def until_ready(self) -> Node:
         """Wait until queued resource and node are ready, with all hosts' addresses."""
@@ -193,7 +236,10 @@ class _Creation:
         pause = _FIRST_LOOK_S
         missing_since: float | None = None
         while True:
+            coming = self._plain_coming()
             look, seen = await self._look(was_ready=False)
+            if coming and look is not None and seen.gone:
+                seen = LifeView(Condition.COMING, "the cloud is taking the request in")
             if look is not None and seen.usable and look.node is not None:
                 if len(look.node.endpoints) >= hosts:
                     return look.node
@@ -202,8 +248,32 @@ class _Creation:
             if look is not None and seen.lost:
                 raise self._loss(look, seen)
             missing_since = self._node_missing(look, missing_since)
+            self._lose_patience(look)
             await self._wait(seen.reason, pause)
             pause = min(pause * _LOOK_GROWTH, _LONGEST_LOOK_S)
+
+    def _plain_coming(self) -> bool:
+        """True while the creation of a plain node is under way.
+
+        Raises:
+            CloudError: it has failed.
+        """
+        if self._plain is None or not self._plain.done():
+            return self._plain is not None
+        try:
+            self._plain.result()
+        except CloudError as error:
+            self._refused(error)
+            raise
+        return False
+
+    def _lose_patience(self, look: Look | None) -> None:
+        """Raises CloudError of kind STOCKOUT if the slice has waited in the queue for as long as it may."""
+        queued = look.queued_resource if look is not None else None
+        if queued is None or queued.state not in _IN_QUEUE or self._clock.monotonic() < self._queue_end:
+            return
+        message = f"no capacity within {self._queue_patience_s:g} s in the zone's queue"
+        raise CloudError(ErrorKind.STOCKOUT, 0, message, wanted=self.wanted, in_operation=True)
 
     async def until_host_keys(self, node: Node) -> tuple[HostAddress, ...]:
         """Wait until every host has published its SSH key, so that none is trusted unseen.
@@ -243,6 +313,8 @@ class _Creation:
             Exception: what `still_wanted` says if the right to act is lost; nothing is deleted then.
         """
 
+        self.listen_no_more()
+
         async def delete() -> None:
             with contextlib.suppress(NoLongerWanted):  # that would be why we delete
                 await self._still_wanted()
@@ -278,6 +350,7 @@ class _Creation:
     async def _wait(self, reason: str, pause: float) -> None:
         if reason != self._said:
             self._report(f"{self.wanted}: {reason}")
+            self._waits_for(reason)
             self._said = reason
         now = self._clock.monotonic()
         if now >= self._end:
@@ -286,7 +359,8 @@ class _Creation:
         if now - self._asked >= _ASK_AGAIN_S:
             await self._still_wanted()
             self._asked = now
-        await self._clock.sleep(min(pause, self._end - now))
+        left_in_queue = max(self._queue_end - now, _FIRST_LOOK_S)
+        await self._clock.sleep(min(pause, self._end - now, left_in_queue))
 
     def _node_missing(self, look: Look | None, since: float | None) -> float | None:
         """Since when an active queued resource shows no node; raises when that is too long."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tpu.cloud import Provisioning
+from tpu.cloud import PREEMPTIBLE, Provisioning
 from tpu.slices.candidate import Candidate
 from tpu.topology import accelerator_type
 
@@ -17,6 +17,7 @@ class SliceRequest:
     `deadline_s` is how long it may take from the request until the slice is ready; a creation that is slow
     is no failure before that. `network`, `subnetwork` and `service_account` are the project's defaults if
     None. `metadata` becomes instance attributes of every host: ssh-keys, startup-script and the like.
+    `max_run_s` is the life of a flex-start slice; the others have none.
 
     Raises:
         UnknownAcceleratorType: there is no such type.
@@ -34,6 +35,7 @@ class SliceRequest:
     metadata: Mapping[str, str] = field(default_factory=dict, repr=False)
     labels: Mapping[str, str] = field(default_factory=dict)
     deadline_s: float = 3600.0
+    max_run_s: float = 24 * 3600.0
 
     def __post_init__(self) -> None:
         accelerator_type(self.accelerator_type)
@@ -48,7 +50,7 @@ class SliceRequest:
     @property
     def spot(self) -> bool:
         """True if the cloud may take the slice away at any time."""
-        return self.provisioning == "spot"
+        return self.provisioning in PREEMPTIBLE
 
     def of(self, candidate: Candidate) -> SliceRequest:
         """The same wish, fulfilled in this candidate's way."""
