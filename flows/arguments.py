@@ -96,7 +96,8 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         with _prefect_server():
             asyncio.run(train(run, take_over=arguments.take_over))
     except CancelledRun as stopped:
-        sys.exit(f"{stopped}: python -m flows.train --resume {run.name}")
+        command = f"python -m flows.train --resume {run.name}"
+        sys.exit(str(stopped) if command in str(stopped) else f"{stopped}: {command}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:

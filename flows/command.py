@@ -88,6 +88,15 @@ def _at_step(text: str) -> tuple[str, int]:
     return run, int(step)
 
 
+def _dollars(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return float(text.removeprefix("$"))
+    except ValueError:
+        raise WrongUsage(f"write dollars, such as 12.50, or none; found {text!r}") from None
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -178,15 +187,28 @@ def stop(run: RunName) -> None:
 
 @app.command()
 def extend(
-    run: RunName, steps: Annotated[int, typer.Option(min=1, help="new total number of steps")]
+    run: RunName,
+    steps: Annotated[int | None, typer.Option(min=1, help="new total number of steps")] = None,
+    max_cost: Annotated[
+        str | None, typer.Option(metavar="DOLLARS", help="new limit of what it may cost in all, or none")
+    ] = None,
 ) -> None:
-    """Let a run go on to more steps; its numbers stay the same."""
+    """Let a run go on to more steps, or spend more; its numbers stay the same."""
     from tpu.runs.record import extend as extend_run
+    from tpu.runs.record import set_max_cost
 
+    if steps is None and max_cost is None:
+        raise WrongUsage("say what to extend: --steps N, --max-cost DOLLARS, or both")
+    limit = _dollars(max_cost) if max_cost is not None else None
     _, directory = _run(run)
-    record = extend_run(directory, steps)
-    before = record.extensions[-1][0]
-    print(f"{run} has {steps} steps now, {before} before; go on: python -m flows.train --resume {run}")
+    told = []
+    if steps is not None:
+        before = extend_run(directory, steps).extensions[-1][0]
+        told.append(f"has {steps} steps now, {before} before")
+    if max_cost is not None:
+        set_max_cost(directory, limit)
+        told.append("has no max_cost now" if limit is None else f"may cost ${limit:,.2f} in all")
+    print(f"{run} {' and '.join(told)}; go on: python -m flows.train --resume {run}")
 
 
 @app.command()

@@ -16,6 +16,7 @@ from tpu.cloud import CloudError
 from tpu.connection import ConnectionSettingsError
 from tpu.runs.code import CodeError
 from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
+from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import AttemptEnded
 from tpu.runs.evaluation import EvaluationFailed
 from tpu.runs.event_log import MalformedEvent
@@ -25,7 +26,7 @@ from tpu.runs.tenure import StopRequested
 EXPECTED = (
     AttemptEnded, CloudError, CodeError, ConnectionSettingsError, ControllerLost, EvaluationFailed, RunIsDriven,
     RunNameTaken, StopRequested, BucketUnusable, SecretTooShort, MalformedRecord, MalformedController, MalformedEvent,
-    MalformedFence,
+    MalformedFence, MaxCostReached,
 )  # fmt: skip
 
 

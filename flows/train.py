@@ -21,6 +21,7 @@ from tasks.secrets import load_secrets
 from tasks.segment import train_segment
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, this_process
+from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import open_run
 from tpu.runs.tenure import StopRequested
@@ -36,8 +37,8 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any] | Sta
         take_over: take the run from a driver that is still alive.
 
     Returns:
-        The report's figures: verdict, parameters' hash, goodput, evaluation. A run that somebody stopped ends in the
-        state Cancelled.
+        The report's figures: verdict, parameters' hash, goodput, cost, evaluation. A run that somebody stopped ends in
+        the state Cancelled, one that has spent its max_cost in MaxCostReached (a kind of Cancelled).
     """
     log_plainly()
     log = get_run_logger()
@@ -78,6 +79,8 @@ async def train_to_the_end(
         report = await publish_report(driver, failure)
         if isinstance(failure, StopRequested):
             return Cancelled(message=f"{failure}; started again it goes on")
+        if isinstance(failure, MaxCostReached):
+            return Cancelled(name="MaxCostReached", message=str(failure))
         for problem in (failure, *answers):
             if isinstance(problem, BaseException):
                 raise problem

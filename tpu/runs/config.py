@@ -203,6 +203,11 @@ class RunConfig(_Part):
         description="Your own evaluation: gets RELAY_RUN_DIR and RELAY_STEP, and prints one JSON object last.",
     )
     budget: Budget = Field(default=Budget(), description="How often an attempt may end for each reason.")
+    max_cost: float | None = Field(
+        default=None,
+        gt=0,
+        description="US dollars for slices: the run saves and ends when they are spent. No limit if empty.",
+    )
     grace_seconds: float = Field(
         default=25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s."
     )
@@ -273,6 +278,11 @@ class RunConfig(_Part):
             raise ValueError(
                 f"slice.candidates are of different types ({', '.join(self.slice.types)}), whose numbers differ: "
                 "choose one type, or set allow_mixed"
+            )
+        if self.max_cost is not None and (free := [c for c in self.slice.choices if c.price_an_hour is None]):
+            raise ValueError(
+                f"max_cost cannot be held without the price of {free[0]}: set price_an_hour (US dollars an hour for "
+                "the whole slice) of the slice, or of each of its candidates"
             )
         stop_steps(self.checkpoints, self.steps)  # refuses impossible rules here, before anything is made
         return self

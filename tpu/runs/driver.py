@@ -97,6 +97,7 @@ class RunDriver:
 
     async def provision(self) -> ReadySlice:
         """A ready slice, the one at hand or a new one. Raises as SliceHolder.provision."""
+        await self._tenure.still_wanted()
         try:
             return await self._slices.provision()
         except CloudError as error:

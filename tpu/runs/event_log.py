@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class EventLog:
         self._now = now
         self.events: list[RunEvent] = load_events(run_dir)
         self._number = 0
+        self._lock = threading.Lock()
 
     def append(self, kind: str, **detail: Any) -> RunEvent:
         """Write one event; blocks until it is in the bucket.
@@ -46,14 +48,15 @@ class EventLog:
         Raises:
             tpu.checkpoint.objects.ObjectExists: another process writes under the same term.
         """
-        event = RunEvent(self._now(), kind, detail)
-        self._number += 1
-        objects.create_exclusive(
-            f"{self._folder}/{self._term:06}-{self._number:06}.json",
-            json.dumps({"time": event.time, "kind": kind, "detail": detail}).encode(),
-        )
-        self.events.append(event)
-        return event
+        with self._lock:
+            event = RunEvent(self._now(), kind, detail)
+            self._number += 1
+            objects.create_exclusive(
+                f"{self._folder}/{self._term:06}-{self._number:06}.json",
+                json.dumps({"time": event.time, "kind": kind, "detail": detail}).encode(),
+            )
+            self.events.append(event)
+            return event
 
     async def note(self, kind: str, **detail: Any) -> None:
         """`append` beside the event loop."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from tpu.runs.event_log import RunEvent
@@ -67,7 +67,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Ledger:
-    """All charges of a run. `egress` has dollars by what was moved, as far as the run's events tell."""
+    """What a run has held and to what it is charged. `egress` has dollars by what was moved, as far as events tell."""
 
     holdings: tuple[Holding, ...] = ()
     charges: tuple[Charge, ...] = ()
@@ -76,9 +76,10 @@ class Ledger:
     @property
     def dollars(self) -> float | None:
         """All that is known to have been spent; None if slices were held and no price of any is known."""
-        if self.holdings and all(one.price_an_hour is None for one in self.holdings):
+        known = [price for one in self.holdings if (price := one.dollars(one.chip_us)) is not None]
+        if self.holdings and not known:
             return None
-        return sum(self.by(lambda _: "").values()) + sum(self.egress.values())
+        return sum(known) + sum(self.egress.values())
 
     @property
     def unpriced_s(self) -> dict[str, float]:
@@ -145,16 +146,22 @@ def _us(seconds: float) -> int:
     return round(seconds * _MICROSECONDS)
 
 
-def make_ledger(events: Sequence[RunEvent], segments: Sequence[int], until: float) -> Ledger:
-    """The ledger of a run with these stop steps, from its events up to `until` (seconds since 1970)."""
-    held = holdings(events, until)
+def make_sum(events: Sequence[RunEvent], until: float) -> Ledger:
+    """A ledger without charges: what was held up to `until` (seconds since 1970), and what it costs in all."""
     egress: dict[str, float] = {}
     for event in events:
         if event.kind == "egress":
             what = event.detail["what"]
             egress[what] = egress.get(what, 0.0) + event.detail["dollars"]
+    return Ledger(holdings(events, until), egress=egress)
+
+
+def make_ledger(events: Sequence[RunEvent], segments: Sequence[int], until: float) -> Ledger:
+    """The ledger of a run with these stop steps, from its events up to `until` (seconds since 1970)."""
+    ledger = make_sum(events, until)
+    held = ledger.holdings
     if not held:
-        return Ledger(egress=egress)
+        return ledger
     begin, end = min(one.start for one in held), max(one.end for one in held)
     known = [Interval(i.bucket, _us(i.start), _us(i.end)) for i in run_intervals(events)]
     cut = _cut_at(pieces(known, begin, end), borders := segment_borders(events, segments))
@@ -171,7 +178,7 @@ def make_ledger(events: Sequence[RunEvent], segments: Sequence[int], until: floa
             key = (segment, piece.bucket)
             sums[key] = sums.get(key, 0) + overlap * one.chips
         charges += [Charge(one, *key, chip_us) for key, chip_us in sorted(sums.items()) if chip_us]
-    return Ledger(held, tuple(charges), egress)
+    return replace(ledger, charges=tuple(charges))
 
 
 def segment_borders(events: Sequence[RunEvent], segments: Sequence[int]) -> list[int]:
@@ -212,3 +219,8 @@ def cents(values: Sequence[float], digits: int = 2) -> list[float]:
     for i in order[: max(0, short)]:
         floors[i] += 1
     return [floor / unit for floor in floors]
+
+
+def in_dollars(amount: float) -> str:
+    """`$12.34`; of less than a dollar four digits, since a short run on one chip costs fractions of a cent."""
+    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"

@@ -26,6 +26,7 @@ from tpu.runs.controller import (
     may_claim,
     observe,
 )
+from tpu.runs.cost_limit import hold_max_cost
 from tpu.runs.driver import RunDriver
 from tpu.runs.event_log import EventLog
 from tpu.runs.launch import requirements_text
@@ -78,7 +79,7 @@ async def open_run(
         _record, config, run_dir, connection, folder or Path.cwd(), clock.time()
     )
     async with _driving(
-        record, code, run_dir, owner, secrets, report, listener, connection, take_over, clock
+        record, code, run_dir, owner, secrets, report, listener, connection, take_over, clock, spends=True
     ) as driver:
         yield driver
 
@@ -102,7 +103,17 @@ async def open_to_end(
     record = await asyncio.to_thread(load_record, run_dir)
     code = await asyncio.to_thread(_recorded_code, run_dir, record)
     async with _driving(
-        record, code, run_dir, owner, {}, report, listener, connection, False, clock or SystemClock()
+        record,
+        code,
+        run_dir,
+        owner,
+        {},
+        report,
+        listener,
+        connection,
+        False,
+        clock or SystemClock(),
+        spends=False,
     ) as driver:
         await driver.take_up(to_end=True)
         yield driver
@@ -120,8 +131,10 @@ async def _driving(
     connection: Connection,
     take_over: bool,
     clock: Clock,
+    *,
+    spends: bool,
 ) -> AsyncIterator[RunDriver]:
-    """A driver that holds the right to act, and gives it back at the end."""
+    """A driver that holds the right to act, and gives it back at the end. One that `spends` is held to max_cost."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
@@ -133,9 +146,13 @@ async def _driving(
         )  # fmt: skip
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
+        limit = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock)) if spends else None
         try:
             yield driver
         finally:
+            if limit is not None:
+                limit.cancel()
+                await asyncio.gather(limit, return_exceptions=True)
             with contextlib.suppress(ControllerLost):
                 await driver.leave()
 

@@ -10,6 +10,7 @@ from tpu.checkpoint import objects
 from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
 from tpu.runs.controller import ControllerState, MalformedController, observe
 from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
+from tpu.runs.ledger import in_dollars
 from tpu.runs.record import MalformedRecord, RunNotFound, RunRecord, load_record, run_directory
 from tpu.runs.stop_request import stop_requested
 from tpu.slices.budget import Budgets, Exhausted, allows
@@ -113,6 +114,9 @@ def run_state(
         return "not started"
     if fence.open:
         return "left: its driver died, a gang may still train"
+    last = next((e for e in reversed(events) if e.kind in ("driver-started", "max-cost-reached")), None)
+    if last is not None and last.kind == "max-cost-reached":
+        return f"stopped: max_cost of {in_dollars(last.detail['max_cost'])} is reached"
     reason = None if asked else failure(record, events)
     return "stopped" if reason is None else f"failed: {reason}"
 

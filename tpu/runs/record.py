@@ -179,6 +179,38 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
                 else f"To go on with it: --resume {name}"
             )
         )
+    if existing.config.max_cost != wanted.config.max_cost:
+        found, asked = (_limit(one.config.max_cost) for one in (existing, wanted))
+        raise RunNameTaken(
+            f"the run {name} has {found}, not {asked}; nothing was changed. To change it: relay extend {name} "
+            f"--max-cost {wanted.config.max_cost or 'none'}. To go on with it: --resume {name}"
+        )
+
+
+def _limit(max_cost: float | None) -> str:
+    return "no max_cost" if max_cost is None else f"a max_cost of ${max_cost:,.2f}"
+
+
+def set_max_cost(run_dir: str, max_cost: float | None) -> RunRecord:
+    """Let a run spend more, or less, from its next start on; None is without limit.
+
+    Raises:
+        tpu.runs.config.RunConfigError: not above 0, or the run's slices have no price.
+        RunNotFound: there is no such run.
+        tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
+    """
+    record, generation = _with_generation(run_dir)
+    values = record.config.model_dump(mode="json") | {"max_cost": max_cost}
+    changed = replace(record, config=parse_run_config(values))
+    objects.compare_and_set(f"{run_dir}/run.json", changed.to_json(), generation)
+    return changed
+
+
+def _with_generation(run_dir: str) -> tuple[RunRecord, int]:
+    found = objects.read(f"{run_dir}/run.json")
+    if found is None:
+        raise RunNotFound(_not_found(run_dir))
+    return RunRecord.from_json(found[0]), found[1]
 
 
 def extend(run_dir: str, steps: int) -> RunRecord:
@@ -189,10 +221,7 @@ def extend(run_dir: str, steps: int) -> RunRecord:
         RunNotFound: there is no such run.
         tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
     """
-    found = objects.read(f"{run_dir}/run.json")
-    if found is None:
-        raise RunNotFound(_not_found(run_dir))
-    record = RunRecord.from_json(found[0])
+    record, generation = _with_generation(run_dir)
     before = record.config.steps
     if steps <= before:
         raise TooFewSteps(f"{record.config.name} has {before} steps already; give more than that")
@@ -201,5 +230,5 @@ def extend(run_dir: str, steps: int) -> RunRecord:
         config=parse_run_config(record.config.model_dump(mode="json") | {"steps": steps}),
         extensions=(*record.extensions, (before, steps)),
     )
-    objects.compare_and_set(f"{run_dir}/run.json", longer.to_json(), found[1])
+    objects.compare_and_set(f"{run_dir}/run.json", longer.to_json(), generation)
     return longer

@@ -30,7 +30,7 @@ class Tenure:
         self._controller = controller
         self._run_dir = run_dir
         self._clock = clock
-        self._report = report
+        self.report = report
         self._task: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
@@ -47,18 +47,19 @@ class Tenure:
                     await asyncio.to_thread(self._controller.beat)
                     asked = await asyncio.to_thread(stop_requested, self._run_dir, self._controller.term)
                 except StorageUnavailable as error:
-                    self._report(f"the bucket does not answer; trying again ({error})")
+                    self.report(f"the bucket does not answer; trying again ({error})")
                 except Exception as error:  # lost, or not to be understood: silence would be taken for death
-                    self._interrupt(error)
+                    self.interrupt(error)
                     return
                 else:
                     if asked:
-                        self._interrupt(StopRequested("stopped by request"))
+                        self.interrupt(StopRequested("stopped by request"))
                 await self._clock.sleep(BEAT_S)
 
         self._task = asyncio.create_task(beat())
 
-    def _interrupt(self, error: Exception) -> None:
+    def interrupt(self, error: Exception) -> None:
+        """End the tenure early: whoever waits, now or next, gets this error. Only the first one counts."""
         if self.interruption is not None and not self.interruption.done():
             self.interruption.set_exception(error)
             self.interruption.exception()  # seen by whoever waits next; nobody need wait
