@@ -275,6 +275,6 @@ async def test_lists_come_in_pages(api: Api):
 async def test_on_demand_is_never_preempted(api: Api, emulator: Emulator):
     await api.create_queued("q", tier={"guaranteed": {}})
     await api.wait_queued("q", "ACTIVE")
-    with pytest.raises(RuntimeError, match="only spot nodes are preempted"):
+    with pytest.raises(RuntimeError, match="only spot and preemptible nodes are preempted"):
         emulator.preempt("q-node")
     await poll(lambda: api.queued_state("q"), "ACTIVE")

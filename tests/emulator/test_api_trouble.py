@@ -188,7 +188,7 @@ async def test_only_the_answer_may_be_lost(api: Api, emulator: Emulator):
     ("ask", "text"),
     [
         (lambda e: e.preempt("none"), "no node 'none'; there are: n"),
-        (lambda e: e.preempt("n"), "only spot nodes are preempted"),
+        (lambda e: e.preempt("n"), "only spot and preemptible nodes are preempted"),
         (lambda e: e.preempt("n", state="READY"), "unknown state 'READY' of a preempted node"),
         (lambda e: e.kill_host("n", 7), "has no host 7; it has [0]"),
         (lambda e: e.set_node_state("n", "BROKEN"), "unknown node state 'BROKEN'"),

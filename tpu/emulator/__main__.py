@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpu.emulator import emulator as emulators
+from tpu.emulator import gcloud
 from tpu.emulator.client import ControlClient, ControlError
 from tpu.emulator.emulator import EmulatorFailed, read_record
 from tpu.emulator.finding import DEFAULT_STATE, Found, NotRunning, find, state_folder
@@ -89,7 +90,10 @@ def _add_life(commands: _Commands) -> None:
             command.add_argument("--until-stdin-closes", action="store_true", help="end when stdin does")
     commands.add("down", _down, "stop the emulator; nothing of it is left but the bucket's files")
     commands.add("status", _status, "print nodes, queued resources and settings as JSON")
-    commands.add("env", _env, 'print the environment that leads to it: eval "$(python -m tpu.emulator env)"')
+    env = commands.add(
+        "env", _env, 'print the environment that leads to it: eval "$(python -m tpu.emulator env)"'
+    )
+    env.add_argument("--gcloud", action="store_true", help="that of gcloud instead of ours")
 
 
 def _add_trouble(commands: _Commands) -> None:
@@ -208,7 +212,8 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _env(options: argparse.Namespace) -> None:
-    _print_env(_found(options).env)
+    found = _found(options)
+    _print_env(gcloud.environment(found.env) if options.gcloud else found.env)
 
 
 def _print_env(env: Mapping[str, str]) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tpu.emulator import zones
-from tpu.emulator.api_server import ApiServer
+from tpu.emulator.dispatch import method_names
 from tpu.emulator.errors import ApiError, code_number
 from tpu.emulator.faults import Faults
 from tpu.emulator.fleet import Fleet
@@ -221,7 +221,7 @@ class Control:
         self._trouble.set_node_state(wanted.node, wanted.state, wanted.zone)
 
     async def _fail_next(self, wanted: FailNext) -> None:
-        known = ApiServer.method_names()
+        known = method_names()
         if wanted.method != "*" and wanted.method not in known:
             raise ValueError(f"unknown method {wanted.method!r}; known: *, {', '.join(sorted(known))}")
         error = ApiError(code_number(wanted.code), wanted.message)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import grpc
+from google.rpc import error_details_pb2
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class ApiError(Exception):
-    """A refusal with its canonical code (google.rpc.Code) and message."""
+    """A refusal with its canonical code (google.rpc.Code), message, and messages of details if it has any."""
 
-    def __init__(self, code: int, message: str) -> None:
+    def __init__(self, code: int, message: str, details: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.details = tuple(details)
 
     @property
     def status(self) -> grpc.StatusCode:
@@ -60,6 +65,7 @@ def unauthenticated() -> ApiError:
         16,
         "Request is missing required authentication credential. "
         "The emulator wants the metadata `authorization: Bearer <TPU_RELAY_API_KEY>`.",
+        [_info("CREDENTIALS_MISSING")],
     )
 
 
@@ -101,4 +107,11 @@ def too_many_creations(per_minute: int) -> ApiError:
         8,
         f"Maximum number of CreateNode requests per minute reached: the limit is {per_minute} "
         "a minute and project.",
+        [_info("RATE_LIMIT_EXCEEDED")],
+    )
+
+
+def _info(reason: str) -> error_details_pb2.ErrorInfo:
+    return error_details_pb2.ErrorInfo(
+        reason=reason, domain="googleapis.com", metadata={"service": "tpu.googleapis.com"}
     )

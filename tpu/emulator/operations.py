@@ -12,7 +12,7 @@ from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
 from tpu.clock import Clock
-from tpu.emulator import errors, messages
+from tpu.emulator import checks, errors, messages
 from tpu.emulator.errors import ApiError
 from tpu.emulator.names import Location, parse_location, parse_resource
 from tpu.emulator.state import Background
@@ -117,8 +117,10 @@ class OperationStore:
 
     async def list(self, request: Any) -> Any:
         location = parse_location(request.name.removesuffix("/operations"))
-        found = [o.message for o in self._operations.values() if o.location == location]
-        return operations_pb2.ListOperationsResponse(operations=found)
+        inside = sorted(name for name, running in self._operations.items() if running.location == location)
+        names, token = checks.page(inside, request.page_size, request.page_token)
+        found = [self._operations[name].message for name in names]
+        return operations_pb2.ListOperationsResponse(operations=found, next_page_token=token)
 
     async def cancel(self, request: Any) -> Any:
         """Ask an operation to stop; like the real one it says nothing about whether it will."""

@@ -17,9 +17,11 @@ from pathlib import Path
 from aiohttp import web
 
 from tpu.clock import SystemClock
+from tpu.emulator import gcloud, rest
 from tpu.emulator.addresses import AddressPool, free_port
 from tpu.emulator.api_server import ApiServer
 from tpu.emulator.control import Control
+from tpu.emulator.dispatch import Dispatcher
 from tpu.emulator.emulator import RECORD_NAME, EmulatorRecord, read_record, started
 from tpu.emulator.faults import Faults
 from tpu.emulator.fleet import Fleet
@@ -119,28 +121,39 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
         threads=options.host_threads,
         environment=host_environment,
     )
-    api_port, control_port = await _open_cloud(options.project, key, fleet, gcs_root / BUCKET, stack)
-
-    control_url = f"http://127.0.0.1:{control_port}"
+    cloud = await _open_cloud(options.project, key, fleet, gcs_root / BUCKET, stack)
+    gcloud.write_token(state_dir, key)
+    stack.callback(gcloud.token_file(state_dir).unlink, missing_ok=True)
     env = {
         "TPU_RELAY_PROJECT": options.project,
         "TPU_RELAY_BUCKET": f"gs://{BUCKET}",
-        "TPU_RELAY_API_ENDPOINT": f"127.0.0.1:{api_port}",
+        "TPU_RELAY_API_ENDPOINT": cloud.api,
+        "TPU_RELAY_REST_ENDPOINT": cloud.rest,
         "TPU_RELAY_API_KEY": key,
         "TPU_RELAY_SSH_PORT": str(ssh_port),
         "TPU_RELAY_SSH_USER": "relay",
         "TPU_RELAY_HOST_PYTHON": sys.executable,
         "TPU_RELAY_HOME": str(state_dir / "relay-home"),
-        "TPU_EMULATOR_CONTROL": control_url,
+        "TPU_EMULATOR_CONTROL": cloud.control,
+        "TPU_EMULATOR_GCLOUD_TOKEN": str(gcloud.token_file(state_dir)),
         **host_environment,
     }
-    return EmulatorRecord(emulator_id, os.getpid(), started(os.getpid()), guardian.pid, control_url, env)
+    return EmulatorRecord(emulator_id, os.getpid(), started(os.getpid()), guardian.pid, cloud.control, env)
+
+
+@dataclass(frozen=True)
+class _Addresses:
+    """Where the cloud is served: `host:port` of gRPC, URLs of the REST form and of the control API."""
+
+    api: str
+    rest: str
+    control: str
 
 
 async def _open_cloud(
     project: str, key: str, fleet: Fleet, bucket: Path, stack: AsyncExitStack
-) -> tuple[int, int]:
-    """Open the API and the control API over a fleet of hosts; return their ports."""
+) -> _Addresses:
+    """Open the API in both its forms, and the control API, over a fleet of hosts."""
     clock, world, faults = SystemClock(), World(), Faults()
     nodes = Nodes(world, fleet, clock)
     queued = QueuedResources(world, nodes, clock)
@@ -156,11 +169,16 @@ async def _open_cloud(
         await asyncio.to_thread(empty_folder, bucket)
 
     service = TpuService(project, world, nodes, queued, operations, clock)
-    api = ApiServer(service, operations, faults, key)
+    dispatcher = Dispatcher(service, operations, faults, key)
+    api = ApiServer(dispatcher)
     api_port = await api.start()
     stack.push_async_callback(api.stop)
     control = Control(world, trouble, faults, fleet, key, wipe)
-    return api_port, await _listen(control.application(), stack)
+    return _Addresses(
+        api=f"127.0.0.1:{api_port}",
+        rest=f"http://127.0.0.1:{await _listen(rest.application(dispatcher), stack)}",
+        control=f"http://127.0.0.1:{await _listen(control.application(), stack)}",
+    )
 
 
 def empty_folder(folder: Path) -> None:

@@ -223,8 +223,9 @@ class TpuService:
         project = request.name.removeprefix("projects/")
         if project != self._project:
             raise errors.project_denied(project)
-        found = [_location_message(Location(project, zone)) for zone in sorted(zones.GENERATIONS)]
-        return locations_pb2.ListLocationsResponse(locations=found)
+        inside, token = checks.page(sorted(zones.GENERATIONS), request.page_size, request.page_token)
+        found = [_location_message(Location(project, zone)) for zone in inside]
+        return locations_pb2.ListLocationsResponse(locations=found, next_page_token=token)
 
     async def GetLocation(self, request: Any) -> Any:
         return _location_message(self._location(request.name))
