@@ -35,6 +35,21 @@ async def task_run_names(name: str) -> set[str]:
         return {run.name for run in await client.read_task_runs(flow_run_filter=where, limit=PAGE)}
 
 
+async def until_task_runs(name: str, *wanted: str) -> None:
+    """Return once all task runs `wanted` are recorded; fails if they are not in RECORDED_S.
+
+    A flow that has ended well may have told its server more than that has written down.
+    """
+    found: set[str] = set()
+    try:
+        async with asyncio.timeout(RECORDED_S):
+            while not found.issuperset(wanted):
+                await asyncio.sleep(0.2)
+                found = await task_run_names(name)
+    except TimeoutError:
+        raise AssertionError(f"no {set(wanted) - found} among the task runs of {name}: {found}") from None
+
+
 async def log_of(name: str) -> str:
     """The whole log of all flow runs called `name`, a line a message."""
     lines: list[str] = []

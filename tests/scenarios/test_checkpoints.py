@@ -10,7 +10,7 @@ import pytest
 
 from tests.checkpoint.test_kill import assert_undisturbed
 from tests.scenarios.conftest import Lab
-from tests.scenarios.prefect_record import flow_runs, log_with, task_run_names
+from tests.scenarios.prefect_record import flow_runs, log_with, until_task_runs
 from tpu.checkpoint import files, objects
 from tpu.checkpoint.restore import restore
 from tpu.clock import SystemClock
@@ -44,8 +44,8 @@ async def test_C2_damage_between_attempts_the_one_before_is_used(lab: Lab):
     assert restored is not None
     assert restored.step == run.steps
     assert_undisturbed(restored.arrays, run.steps, seed=0)
-    named = {f"segment {n}: steps {20 * n - 20}-{20 * n}, attempt {a}" for n, a in ((1, 1), (2, 1), (3, 2))}
-    assert named <= await task_run_names(run.name)
+    named = [f"segment {n}: steps {20 * n - 20}-{20 * n}, attempt {a}" for n, a in ((1, 1), (2, 1), (3, 2))]
+    await until_task_runs(run.name, *named)
 
 
 async def test_C3_only_incomplete_checkpoints_means_step_0_and_says_so(lab: Lab):

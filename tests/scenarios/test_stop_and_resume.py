@@ -12,9 +12,10 @@ from tests.scenarios.conftest import Lab
 
 
 async def test_a_run_that_was_stopped_goes_on_to_the_same_bits(lab: Lab, tmp_path: Path):
-    run = lab.numpy_run("paused", steps=200, every=20, step_s=0.05)
+    # Slow enough that it is still on its way when a busy machine has started `relay stop`.
+    run = lab.numpy_run("paused", steps=200, every=10, step_s=0.3, variables={"NUMPY_SLOW_ATTEMPT": "1"})
     async with lab.flow_process(run, tmp_path) as flow:
-        await lab.until_step("paused", 20)
+        await lab.until_step("paused", 10)
         stopped, (said, _) = await asyncio.gather(
             asyncio.to_thread(relay_process, "stop", "paused"), flow.communicate()
         )
@@ -22,7 +23,7 @@ async def test_a_run_that_was_stopped_goes_on_to_the_same_bits(lab: Lab, tmp_pat
     assert "stopped: no gang and no slice is left" in stopped.out
     assert b"stopped by request" in said
     assert flow.returncode != 0
-    assert 20 <= lab.newest_step("paused") < 200
+    assert 10 <= lab.newest_step("paused") < 200
     assert lab.verdicts("paused") == ["cancelled"]
     lab.assert_nothing_left()
 

@@ -2,6 +2,7 @@
 
 Its numbers are a function of (seed, step). Knobs, all environment variables:
     NUMPY_STEP_SECONDS    how long a step lasts (default 0)
+    NUMPY_SLOW_ATTEMPT    steps last so long only in this attempt (default: in every one)
     NUMPY_ARRAYS          number of parameter arrays (default 2)
     NUMPY_SIZE            elements an array (default 64)
     NUMPY_STEPS_PER_CALL  steps a call (default 1)
@@ -96,7 +97,8 @@ def main() -> None:
         if os.environ.get("NUMPY_NOTICE_SELF") == "1":
             os.kill(os.getpid(), signal.SIGTERM)
         failure = Failure.from_environment(seg.attempt)
-        step_s = float(os.environ.get("NUMPY_STEP_SECONDS", "0"))
+        slow = os.environ.get("NUMPY_SLOW_ATTEMPT", str(seg.attempt)) == str(seg.attempt)
+        step_s = float(os.environ.get("NUMPY_STEP_SECONDS", "0")) if slow else 0.0
         log_every = int(os.environ.get("NUMPY_LOG_EVERY", "1"))
         state = seg.restore(initial_state(seg.seed, seg.process_id, seg.num_processes))
         print(f"attempt {seg.attempt} begins at step {seg.step}", flush=True)
