@@ -96,7 +96,8 @@ class Span:
 class Lease:
     """A slice of a pool: what it is, who has its chips (numbered through all hosts) and who had them.
 
-    `creator` is the uid of who made it. `term` counts the takes. `order` is the place of its creation among all of
+    `creator` is the uid of who made it. `flavour` stands for what else of it cannot be changed (image, network and the
+    like): who takes it must want the same. `term` counts the takes. `order` is the place of its creation among all of
     the pool's, None until its creator has written it down. Times are seconds since 1970 by the clock of who wrote
     them: for people and money, never for decisions between machines. `older_used_s` and `older_idle_s` are
     chip-seconds of spans that are no longer kept one by one.
@@ -109,6 +110,7 @@ class Lease:
     state: LeaseState
     creator: str
     created: float
+    flavour: str = ""
     holders: tuple[Holder, ...] = ()
     claim: Claim | None = None
     term: int = 0
@@ -152,9 +154,10 @@ def intend(
     creator: str,
     now: float,
     holder: Holder | None = None,
+    flavour: str = "",
 ) -> Lease:
     """The lease of a slice that is about to be asked for; its creator may hold chips of it from the first moment."""
-    lease = Lease(slice, pool, candidate, chips, LeaseState.INTENDED, creator, created=now)
+    lease = Lease(slice, pool, candidate, chips, LeaseState.INTENDED, creator, now, flavour)
     return take(lease, holder, now) if holder is not None else lease
 
 
