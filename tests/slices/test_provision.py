@@ -47,6 +47,9 @@ class FastClock(SystemClock):
     def monotonic(self) -> float:
         return 200 * super().monotonic()
 
+    def time(self) -> float:
+        return 200 * super().time()
+
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds / 200)
 

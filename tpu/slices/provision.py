@@ -109,7 +109,7 @@ async def provision(
     *,
     keep: bool = False,
     queue_patience_s: float | None = None,
-    waits_for: Callable[[str], None] | None = None,
+    waits_for: Callable[[str], object] | None = None,
 ) -> ReadySlice:
     """Make the slice `name`, or find it if it was made for this request before, and wait until it is ready.
 
@@ -178,7 +178,7 @@ class _Creation:
         report: Callable[[str], None],
         still_wanted: Callable[[], Awaitable[None]],
         queue_patience_s: float | None,
-        waits_for: Callable[[str], None] | None,
+        waits_for: Callable[[str], object] | None,
     ) -> None:
         self.wanted = f"{request.provisioning} {request.accelerator_type} {name} in {request.zone}"
         self.maybe_made = False
