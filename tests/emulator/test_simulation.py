@@ -173,15 +173,15 @@ def test_a_hung_host_stands_still_and_its_connections_stay_open():
         assert node is not None
         (host,) = node.hosts
         assert isinstance(host, ScriptedHost)
-        ended: list[float] = []
-        host.on_end.append(lambda: ended.append(simulation.clock.monotonic()))
+        stopped: list[float] = []
+        host.on_stop.append(lambda: stopped.append(simulation.clock.monotonic()))
         await simulation.clock.sleep(HOUR)
-        assert host.hung_at is not None
+        assert stopped == [host.hung_at]
         assert not host.works
-        assert not ended
+        assert host.dead_at is None
         await simulation.cloud.delete_queued_resource(ZONES[0], "one")
         await simulation.clock.sleep(60)
-        assert ended == [host.dead_at]
+        assert stopped == [host.hung_at, host.dead_at]
 
     simulate(story, seed=1, weather=Weather(hosts=HostWeather(boot=Lognormal(60), mean_to_hang_s=600)))
 

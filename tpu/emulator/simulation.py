@@ -17,7 +17,6 @@ import asyncio
 import gc
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from contextvars import copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from tpu.emulator.nodes import Nodes
 from tpu.emulator.operations import OperationStore
 from tpu.emulator.queued import QueuedResources
 from tpu.emulator.simulation_client import CallCounts, SimulatedClient
-from tpu.emulator.simulation_clock import ACCOUNT, VirtualClock, VirtualTimeLoop, run_virtual
+from tpu.emulator.simulation_clock import VirtualClock, VirtualTimeLoop, context_of, run_virtual
 from tpu.emulator.simulation_hosts import ScriptedFleet
 from tpu.emulator.simulation_weather import History, Weather, stockouts, stream
 from tpu.emulator.state import NodeRecord, World
@@ -72,8 +71,7 @@ class Simulation:
 
     def let_stockouts_come(self, places: Iterable[Where]) -> None:
         """Begin the stockouts of these places, by the weather."""
-        context = copy_context()
-        context.run(ACCOUNT.set, "cloud")
+        context = context_of("cloud")
         for where in places:
             luck = stream(self._seed, "place", *where)
             work = stockouts(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -22,7 +21,7 @@ from google.longrunning import operations_pb2
 from tpu.clock import Clock
 from tpu.emulator.dispatch import Dispatcher
 from tpu.emulator.errors import ApiError
-from tpu.emulator.simulation_clock import ACCOUNT
+from tpu.emulator.simulation_clock import context_of
 from tpu.emulator.simulation_weather import CallWeather
 
 # What each method answers with, as the client library types it.
@@ -112,7 +111,7 @@ class SimulatedClient:
         self._clock = clock
         self._weather = weather
         self._luck = luck
-        self._cloud_side = _context("cloud")
+        self._cloud_side = context_of("cloud")
         self.counts = CallCounts(clock)
 
     async def list_nodes(self, request: Any, **_: Any) -> Any:
@@ -189,9 +188,3 @@ class SimulatedClient:
         if fault is not None:
             raise fault.error
         return answer.SerializeToString()
-
-
-def _context(account: str) -> Context:
-    context = copy_context()
-    context.run(ACCOUNT.set, account)
-    return context

@@ -108,6 +108,18 @@ class _Metered(Coroutine[Any, Any, Any]):
         return getattr(self._work, name)  # names and frames, for messages about tasks
 
 
+def account(name: str, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+    """Start `work` as a task on an account of its own."""
+    return asyncio.get_running_loop().create_task(work, context=context_of(name))
+
+
+def context_of(name: str) -> Context:
+    """Return a copy of the present context in which tasks are started on this account."""
+    context = copy_context()
+    context.run(ACCOUNT.set, name)
+    return context
+
+
 class VirtualClock:
     """A Clock by the running VirtualTimeLoop. `time()` begins at a date of its own."""
 

@@ -32,11 +32,11 @@ class ScriptedAt:
 class ScriptedHost:
     """One host. Its programs stand still from `hung_at` or `dead_at` on (monotonic seconds of the clock).
 
-    `ssh_s` is how long it takes to let somebody in. `on_end` is called once when the connections to it end: at its
-    death, not when it hangs.
+    `ssh_s` is how long it takes to let somebody in. `on_stop` is called when it hangs, and when it dies; at its death
+    the connections to it end, while those to a hung one stay open.
     """
 
-    __slots__ = ("_clock", "dead_at", "host_key_public", "hung_at", "noticed_at", "on_end", "spec", "ssh_s")
+    __slots__ = ("_clock", "dead_at", "host_key_public", "hung_at", "noticed_at", "on_stop", "spec", "ssh_s")
 
     def __init__(self, spec: ScriptedAt, clock: Clock, ssh_s: float) -> None:
         self.spec = spec
@@ -45,7 +45,7 @@ class ScriptedHost:
         self.hung_at: float | None = None
         self.dead_at: float | None = None
         self.noticed_at: float | None = None
-        self.on_end: list[Callable[[], None]] = []
+        self.on_stop: list[Callable[[], None]] = []
         self._clock = clock
 
     @property
@@ -55,13 +55,16 @@ class ScriptedHost:
     async def kill(self) -> None:
         if self.dead_at is None:
             self.dead_at = self._clock.monotonic()
-            ended, self.on_end = self.on_end, []
-            for call in ended:
-                call()
+            self._stopped()
 
     async def hang(self) -> None:
         if self.works:
             self.hung_at = self._clock.monotonic()
+            self._stopped()
+
+    def _stopped(self) -> None:
+        for call in tuple(self.on_stop):
+            call()
 
     async def resume(self) -> None:
         self.hung_at = None
