@@ -104,6 +104,7 @@ def _say(text: str) -> None:
 @app.command()
 def runs() -> None:
     """List the runs in the bucket."""
+    from tpu.runs.ledger import in_dollars
     from tpu.runs.overview import list_runs
 
     bucket = _connection().bucket
@@ -111,7 +112,8 @@ def runs() -> None:
     for line in lines:
         steps = "a command" if line.steps is None else f"{line.step} of {line.steps}"
         origin = f"; forked from {line.parent}" if line.parent else ""
-        print(f"{line.name:32} {steps:>17}  {_time(line.created)}  {line.state}{origin}")
+        cost = "–" if line.dollars is None else in_dollars(line.dollars)
+        print(f"{line.name:32} {steps:>17} {cost:>9}  {_time(line.created)}  {line.state}{origin}")
     if not lines:
         print(f"no runs in {bucket} yet: python -m flows.train deployments/runs/icl.yaml")
 

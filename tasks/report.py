@@ -12,8 +12,8 @@ from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
 from tpu.runs.driver import RunDriver
-from tpu.runs.figures import collect, save_report
-from tpu.runs.report import loss_picture, to_markdown
+from tpu.runs.figures import collect, figures_of, save_report
+from tpu.runs.report import cost_text, to_markdown
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
@@ -24,34 +24,24 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
     report = await asyncio.to_thread(
         collect, driver.record, driver.run_dir, driver.log.events, reason, time.time()
     )
-    picture = await asyncio.to_thread(loss_picture, report)
-    await asyncio.to_thread(
-        save_report, driver.run_dir, to_markdown(report, "loss.png" if picture else None), picture
-    )
-    inline = f"data:image/png;base64,{base64.b64encode(picture).decode()}" if picture else None
+    pictures = await asyncio.to_thread(save_report, driver.run_dir, report)
     await acreate_markdown_artifact(
-        to_markdown(report, inline),
+        to_markdown(report, {name: _inline(picture) for name, picture in pictures.items()}),
         key=f"report-{driver.record.config.name}",
         description="Report of the run",
     )
     log.info("written to %s/report/report.md", driver.run_dir)
-    commits = driver.record.config.commits
-    if commits:
+    if driver.record.config.commits:
         digest = report.parameters_sha256 or "none committed"
         log.info("parameters sha256 %s, goodput %.0f %%", digest, 100 * report.goodput)
     else:
         log.info("%d attempt(s) in %.0f s", len(report.attempts), report.wall_s)
-    evaluation = report.evaluations[max(report.evaluations)] if report.evaluations else None
-    if evaluation and isinstance(told := evaluation.get("summary"), str):
+    log.info("cost %s", cost_text(report.ledger, driver.record.config.max_cost))
+    figures = figures_of(report)
+    if figures["evaluation"] and isinstance(told := figures["evaluation"].get("summary"), str):
         log.info(told)
-    return {
-        "run": driver.record.config.name,
-        "verdict": report.verdict,
-        "parameters_sha256": report.parameters_sha256,
-        "attempts": len(report.attempts),
-        "goodput": report.goodput if commits else None,
-        "wall_s": report.wall_s,
-        "seconds": dict(report.seconds),
-        "dollars": report.dollars,
-        "evaluation": evaluation,
-    }
+    return figures
+
+
+def _inline(picture: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(picture).decode()}"

@@ -80,8 +80,10 @@ def test_runs_lists_every_run(shown: Track, terminal: Terminal):
     assert terminal.relay("fork", "done@20", "listed", "--set", "seed=9").code == 0
     answer = terminal.relay("runs")
     lines = {line.split()[0]: line for line in answer.out.splitlines()}
-    assert re.fullmatch(r"done +40 of 40  \d{4}-\d\d-\d\d \d\d:\d\d  finished", lines["done"])
+    assert re.fullmatch(r"done +40 of 40 +–  \d{4}-\d\d-\d\d \d\d:\d\d  finished", lines["done"])
     assert re.search(r"20 of 40 .* not started; forked from done@20$", lines["listed"])
+    files.write(f"{shown.directory('done')}/report/figures.json", b'{"dollars": 12.345}')
+    assert re.search(r"^done +40 of 40 +\$12.35  ", terminal.relay("runs").out, re.MULTILINE)
 
 
 def test_an_empty_bucket_says_how_to_begin(shown: Track, terminal: Terminal, monkeypatch: pytest.MonkeyPatch):
@@ -102,6 +104,9 @@ def test_show_tells_what_a_run_is_and_what_happened(shown: Track, terminal: Term
     assert answer.code == 0
     assert answer.out.startswith("done: finished\n")
     assert re.search(r"^slice +spot v4-8 in us-central2-b$", answer.out, re.MULTILINE)
+    assert re.search(
+        r"^cost +price not set \(\d+ s of spot v4-8 in us-central2-b\)", answer.out, re.MULTILINE
+    )
     assert re.search(r"^checkpoints +20 \(attempt 1\), 40 \(attempt 1\)$", answer.out, re.MULTILINE)
     assert re.search(r"attempt 1 starts from step 0 on \S+$", answer.out, re.MULTILINE)
     assert re.search(r"attempt 1 ended: finished, .*; last commit step 40$", answer.out, re.MULTILINE)
@@ -215,7 +220,7 @@ def test_a_foreign_command_that_failed_is_shown_without_steps(shown: Track, term
         steps=40,
     )  # fmt: skip
     line = next(line for line in terminal.relay("runs").out.splitlines() if line.startswith("foreign "))
-    assert re.search(r" a command  \S+ \S+  failed: user failure, w0: exit code 1$", line)
+    assert re.search(r" a command +\$0.00  \S+ \S+  failed: user failure, w0: exit code 1$", line)
     answer = terminal.relay("show", "foreign")
     assert answer.out.startswith("foreign: failed: user failure, w0: exit code 1\n")
     assert "step" not in answer.out

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs.histories import at, attempt_ended, histories, intended, leased
-from tpu.runs.ledger import cents, holdings, make_ledger
+from tpu.runs.ledger import dollar_column, holdings, in_dollars, make_ledger
 
 HOUR = 3600.0
 
@@ -115,7 +115,8 @@ def test_a_clock_that_was_set_back_costs_nothing():
 
 
 @given(st.lists(st.floats(0, 1e5), max_size=20))
-def test_lines_of_a_table_sum_to_its_total(values):
-    rounded = cents(values)
-    assert round(sum(rounded) * 100) == round(sum(values) * 100)
-    assert all(abs(a - b) < 0.011 for a, b in zip(rounded, values, strict=True))
+def test_lines_of_a_table_add_up_to_its_shown_total(values):
+    column = [float(text.lstrip("$").replace(",", "")) for text in dollar_column(values)]
+    total = float(in_dollars(sum(values)).lstrip("$").replace(",", ""))
+    assert round(sum(column), 4) == total
+    assert all(abs(a - b) < 0.011 for a, b in zip(column, values, strict=True))

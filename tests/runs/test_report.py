@@ -2,16 +2,15 @@ import dataclasses
 
 import pytest
 
+from tests.runs.histories import at, attempt_ended, intended
 from tpu.runs.config import parse_run_config
-from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
 from tpu.runs.report import (
     SegmentRow,
     attempts_of,
-    loss_picture,
+    draw,
     make_report,
     segment_rows,
-    slice_dollars,
     to_markdown,
 )
 
@@ -83,31 +82,19 @@ def test_a_row_says_who_ended_and_why():
 
 
 def events(price=3.6):
-    def at(time, kind, **detail):
-        return RunEvent(time, kind, detail)
-
     return [
-        at(0.0, "slice-intended", slice="a", price_an_hour=price),
+        intended(0.0, "a", price),
         at(10.0, "slice-ready", slice="a"),
         at(11.0, "attempt-started", attempt=1, slice="a", resume=None),
-        at(110.0, "attempt-ended", attempt=1, slice="a", verdict="preempted", reason="a | b\nc", evidence=[],
-           last_commit=20, phases=[(11.0, "step")], ended=110.0, waste_from=100.0),
+        attempt_ended(110.0, 1, "a", reason="a | b\nc", last_commit=20, phases=[(11.0, "step")], waste_from=100.0,
+                      evidence=["cloud: lost: gone", "w0: silent"], commits=[(100.0, 20)]),
         at(110.0, "slice-deleted", slice="a"),
-        at(111.0, "slice-intended", slice="b", price_an_hour=price),
-        at(112.0, "attempt-ended", attempt=None, slice="b", verdict="preempted", reason="", evidence=[],
-           last_commit=None, phases=[], ended=112.0, waste_from=None),
+        intended(111.0, "b", price),
+        attempt_ended(112.0, None, "b", reached=None),
         at(120.0, "slice-ready", slice="b"),
         at(121.0, "attempt-started", attempt=2, slice="b", resume=20),
-        at(170.0, "attempt-ended", attempt=2, slice="b", verdict="finished", reason="", evidence=[],
-           last_commit=40, phases=[(121.0, "step")], ended=170.0, waste_from=None),
+        attempt_ended(170.0, 2, "b", verdict="finished", last_commit=40, phases=[(121.0, "step")]),
     ]  # fmt: skip
-
-
-def test_a_slice_costs_from_ready_to_gone():
-    assert slice_dollars(events(), until=220.0) == pytest.approx((100 + 100) / 1000)
-    assert slice_dollars(events(None), until=220.0) is None
-    # One that never was ready costs nothing, whatever its price.
-    assert slice_dollars([events(None)[0]], until=220.0) == 0
 
 
 def test_what_ended_before_it_had_a_gang_is_no_attempt():
@@ -124,23 +111,27 @@ def record(**values) -> RunRecord:
     )
 
 
-def report_of(made=None, failure=None, losses=(), evaluations=None):
+def report_of(made=None, failure=None, losses=(), evaluations=None, price=3.6):
     return make_report(
-        made or record(), events(), 40, "cd" * 32, evaluations or {}, losses, failure, 200.0, mixed=False
+        made or record(), events(price), 40, "cd" * 32, evaluations or {}, losses, failure, 200.0, mixed=False
     )
 
 
 def test_the_report_in_markdown():
     evaluations = {20: {"step": 20, "icl": {"model": 0.5}}, 40: {"step": 40, "icl": {"model": 0.25}}}
-    text = to_markdown(report_of(evaluations=evaluations), "loss.png")
+    text = to_markdown(report_of(evaluations=evaluations), {"loss": "loss.png", "timeline": "timeline.png"})
     assert text.startswith("# Run r: finished\n")
     assert f"| parameters (sha256) | `{'cd' * 32}` |" in text
-    assert "| 1 | 0–20 | 1 | done |" in text
-    assert r"| 2 | 20–40 | 1, 2 | attempt 1: preempted, a \| b c |" in text
+    assert "| 1 | 0–20 | 1 | done | $0.0900 |" in text
+    assert r"| 2 | 20–40 | 1, 2 | attempt 1: preempted, a \| b c | $0.0900 |" in text
     assert "| | step 20 | step 40 |" in text
     assert "| icl: model | 0.5 | 0.25 |" in text
     assert "![loss by step](loss.png)" in text
-    assert "| **wall time** | **200.0** | |" in text
+    assert "![slices over time](timeline.png)" in text
+    assert "| **wall time** | **200.0** | | **$0.1800** |" in text
+    assert "| spot v4-8 in us-central2-b | 2 | 180 s | $3.60 | $0.1800 |" in text
+    assert "| cost | $0.1800 |" in text
+    assert "- attempt 1 on a: **preempted**, a \\| b c\n  - cloud: lost: gone\n  - w0: silent" in text
     assert "forked" not in text
     assert "extended" not in text
 
@@ -149,7 +140,7 @@ def test_a_foreign_command_has_attempts_and_no_steps():
     config = parse_run_config({"name": "r", "command": "python own.py", "evaluate": "never"})
     foreign = dataclasses.replace(record(), config=config)
     report = make_report(foreign, events(), 0, None, {}, (), "failed: why", 200.0, mixed=False)
-    text = to_markdown(report, None)
+    text = to_markdown(report, {})
     assert "| command | `python own.py` |" in text
     assert "| attempts | 2 |" in text
     assert r"| 1 | preempted, a \| b c |" in text
@@ -165,9 +156,29 @@ def test_seconds_sum_to_the_wall_time_and_goodput_leaves_waste_out():
     assert report.goodput == pytest.approx((89 + 49) / 200)
 
 
+def test_a_price_that_nobody_set_is_said():
+    text = to_markdown(report_of(price=None), {})
+    assert "| cost | price not set (180 s of spot v4-8 in us-central2-b): set slice.price_an_hour |" in text
+    assert "| spot v4-8 in us-central2-b | 2 | 180 s | not set | not known |" in text
+    assert "$" not in text
+    assert "| **wall time** | **200.0** | |\n" in text
+
+
+def test_columns_of_dollars_add_up_to_what_is_shown_as_their_sum():
+    def shown(text, heading, column):
+        rows = text.partition(f"## {heading}")[2].partition("\n\n#")[0].splitlines()[4:]
+        cells = [row.split(" | ")[column].strip("| ") for row in rows if "**" not in row]
+        return sum(round(float(cell.strip("$")) * 10000) for cell in cells if cell != "–")
+
+    text = to_markdown(report_of(price=7.77), {})
+    total = round(7.77 * 180 / 3600 * 10000)
+    assert shown(text, "Segments", 4) == shown(text, "Where the time went", 3) == total
+    assert shown(text, "What it cost", 4) == total
+
+
 def test_a_fork_and_an_extension_name_where_they_come_from():
     parent = {"run": "older", "step": 20, "hash": "ef" * 32}
-    text = to_markdown(report_of(record(parent=parent, extensions=((30, 40),))), None)
+    text = to_markdown(report_of(record(parent=parent, extensions=((30, 40),))), {})
     assert "| forked from | older at step 20 |" in text
     assert "| extended | from 30 to 40 steps |" in text
     assert "| 1 | 20–" in text
@@ -175,12 +186,12 @@ def test_a_fork_and_an_extension_name_where_they_come_from():
 
 
 def test_a_failure_is_the_headline_in_one_line():
-    text = to_markdown(report_of(failure="failed: user failure, RuntimeError\nTraceback"), None)
+    text = to_markdown(report_of(failure="failed: user failure, RuntimeError\nTraceback"), {})
     assert text.splitlines()[0] == "# Run r: failed: user failure, RuntimeError"
 
 
-def test_the_picture_is_a_png_if_anything_was_logged():
-    assert loss_picture(report_of()) is None
-    picture = loss_picture(report_of(losses=[(1, 2.0), (2, 1.0)]))
-    assert picture is not None
-    assert picture.startswith(b"\x89PNG")
+def test_the_pictures_are_there_if_there_is_something_to_show():
+    assert list(draw(report_of())) == ["timeline"]
+    pictures = draw(report_of(losses=[(1, 2.0), (2, 1.0)]))
+    assert list(pictures) == ["loss", "timeline"]
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
-from tpu.checkpoint import files
+from tpu.checkpoint import files, objects
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.evaluation import load_evaluation
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
-from tpu.runs.report import Report, graphs_told, make_report
+from tpu.runs.report import Report, draw, graphs_told, make_report, to_markdown
 from tpu.runtime.metrics import read_events, read_metrics
 
 
@@ -41,8 +43,38 @@ def collect(
     return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
 
 
-def save_report(run_dir: str, markdown: str, picture: bytes | None) -> None:
-    """Write `report/report.md` and `report/loss.png`; a later report replaces them."""
-    files.write(f"{run_dir}/report/report.md", markdown.encode())
-    if picture:
-        files.write(f"{run_dir}/report/loss.png", picture)
+def save_report(run_dir: str, report: Report) -> dict[str, bytes]:
+    """Write `report/report.md`, its pictures beside it, and `report/figures.json`; a later report replaces them.
+
+    Returns the pictures as PNG, by name.
+    """
+    pictures = draw(report)
+    for name, picture in pictures.items():
+        files.write(f"{run_dir}/report/{name}.png", picture)
+    text = to_markdown(report, {name: f"{name}.png" for name in pictures})
+    files.write(f"{run_dir}/report/report.md", text.encode())
+    files.write(f"{run_dir}/report/figures.json", json.dumps(figures_of(report), indent=1).encode())
+    return pictures
+
+
+def figures_of(report: Report) -> dict[str, Any]:
+    """What a program wants of a report. Seconds, and US dollars (None: no price is known)."""
+    return {
+        "run": report.record.config.name,
+        "verdict": report.verdict,
+        "parameters_sha256": report.parameters_sha256,
+        "attempts": len(report.attempts),
+        # Of a foreign command neither steps nor checkpoints are known, so there is no goodput to tell.
+        "goodput": report.goodput if report.record.config.commits else None,
+        "wall_s": report.wall_s,
+        "seconds": dict(report.seconds),
+        "dollars": report.ledger.dollars,
+        "unpriced_s": report.ledger.unpriced_s,
+        "evaluation": report.evaluations[max(report.evaluations)] if report.evaluations else None,
+    }
+
+
+def saved_dollars(run_dir: str) -> float | None:
+    """What a run had cost when its report was written; None if there is none, or no price is known."""
+    found = objects.read(f"{run_dir}/report/figures.json")
+    return json.loads(found[0])["dollars"] if found else None

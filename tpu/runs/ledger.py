@@ -7,6 +7,7 @@ of a slice sum exactly to what it was held. A price that nobody set is not 0: th
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -210,17 +211,23 @@ def _cut_at(found: Sequence[Interval], borders: Sequence[int]) -> list[Interval]
     return cut
 
 
-def cents(values: Sequence[float], digits: int = 2) -> list[float]:
-    """The values rounded so that they sum to their rounded sum: a table whose lines miss its total is not believed."""
+def dollar_column(amounts: Sequence[float]) -> list[str]:
+    """Amounts as `in_dollars` shows their sum, rounded so that they add up to it: a column that does not is not
+    believed."""
+    digits = _digits(sum(amounts))
     unit = 10.0**digits
-    floors = [int(value * unit) for value in values]
-    short = round(sum(values) * unit) - sum(floors)
-    order = sorted(range(len(values)), key=lambda i: floors[i] - values[i] * unit)
-    for i in order[: max(0, short)]:
+    floors = [math.floor(amount * unit) for amount in amounts]
+    short = round(sum(amounts) * unit) - sum(floors)
+    by_remainder = sorted(range(len(amounts)), key=lambda i: floors[i] - amounts[i] * unit)
+    for i in by_remainder[: max(0, short)]:
         floors[i] += 1
-    return [floor / unit for floor in floors]
+    return [f"${floor / unit:,.{digits}f}" for floor in floors]
 
 
 def in_dollars(amount: float) -> str:
     """`$12.34`; of less than a dollar four digits, since a short run on one chip costs fractions of a cent."""
-    return f"${amount:,.2f}" if amount >= 1 or amount == 0 else f"${amount:.4f}"
+    return f"${amount:,.{_digits(amount)}f}"
+
+
+def _digits(amount: float) -> int:
+    return 2 if amount >= 1 or amount == 0 else 4

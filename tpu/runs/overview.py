@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from tpu.checkpoint import objects
 from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
 from tpu.runs.controller import ControllerState, MalformedController, observe
 from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
-from tpu.runs.ledger import in_dollars
+from tpu.runs.figures import saved_dollars
+from tpu.runs.ledger import in_dollars, make_sum
 from tpu.runs.record import MalformedRecord, RunNotFound, RunRecord, load_record, run_directory
 from tpu.runs.stop_request import stop_requested
 from tpu.slices.budget import Budgets, Exhausted, allows
@@ -25,7 +27,10 @@ _GIVEN_UP = ("cancelled", "stopped by request", "SIGTERM")
 
 @dataclass(frozen=True)
 class RunLine:
-    """One run in a list. `created` is in seconds since 1970; `steps` is None for a foreign command, which has none."""
+    """One run in a list. `created` is in seconds since 1970; `steps` is None for a foreign command, which has none.
+
+    `dollars` is what its slices have cost so far, None if that is not known.
+    """
 
     name: str
     step: int
@@ -33,6 +38,7 @@ class RunLine:
     state: str
     created: float
     parent: str
+    dollars: float | None = None
 
 
 def list_runs(bucket: str) -> list[RunLine]:
@@ -63,7 +69,9 @@ def _line(run_dir: str, name: str) -> RunLine | None:
     parent = f"{record.parent['run']}@{record.parent['step']}" if record.parent else ""
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     steps = record.config.steps if record.config.commits else None
-    return RunLine(name, reached(record, fence, events), steps, state, record.created, parent)
+    # Of a run that is over its report knows the cost; its events, many small objects, need not be read for that.
+    dollars = saved_dollars(run_dir) if whole else make_sum(events, time.time()).dollars
+    return RunLine(name, reached(record, fence, events), steps, state, record.created, parent, dollars)
 
 
 def reached(record: RunRecord, fence: Fence, events: Sequence[RunEvent]) -> int:

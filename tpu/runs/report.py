@@ -9,10 +9,14 @@ from typing import Any
 
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
+from tpu.runs.ledger import Holding, Ledger, dollar_column, in_dollars, make_ledger
 from tpu.runs.record import RunRecord
+from tpu.runs.timeline import Timeline, make_timeline, timeline_picture
 
 # A table that is wider than this is not read.
 MOST_COLUMNS = 8
+# Of so many attempts that ended early the evidence is shown, the newest.
+MOST_EVIDENCE = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,8 @@ class Report:
     attempts: tuple[Mapping[str, Any], ...]
     evaluations: Mapping[int, Mapping[str, Any]]
     losses: Sequence[tuple[int, float]]
-    dollars: float | None
+    ledger: Ledger
+    timeline: Timeline
     mixed: bool
     graphs: str | None = None
 
@@ -83,26 +88,6 @@ def attempts_of(events: Sequence[RunEvent]) -> tuple[Mapping[str, Any], ...]:
     )
 
 
-def slice_dollars(events: Sequence[RunEvent], until: float) -> float | None:
-    """Price of the slices from ready to confirmed gone; None if a price is not known."""
-    prices, ready, total = {}, {}, 0.0
-    for event in events:
-        name = event.detail.get("slice")
-        if event.kind == "slice-intended":
-            prices[name] = event.detail["price_an_hour"]
-        elif event.kind == "slice-ready":
-            ready[name] = event.time
-        elif event.kind == "slice-deleted" and name in ready:
-            if prices[name] is None:
-                return None
-            total += prices[name] * (event.time - ready.pop(name)) / 3600
-    for name, since in ready.items():
-        if prices[name] is None:
-            return None
-        total += prices[name] * (until - since) / 3600
-    return total
-
-
 def make_report(
     record: RunRecord,
     events: Sequence[RunEvent],
@@ -127,7 +112,8 @@ def make_report(
         attempts=attempts,
         evaluations=evaluations,
         losses=losses,
-        dollars=slice_dollars(events, now),
+        ledger=make_ledger(events, record.segments, now),
+        timeline=make_timeline(events, now),
         mixed=mixed,
         graphs=graphs,
     )
@@ -145,16 +131,29 @@ def graphs_told(events: Iterable[tuple[int, Mapping[str, Any]]]) -> str | None:
     return f"at most {most} compiled an attempt, {again} after its first call; operators {where}"
 
 
-def to_markdown(report: Report, picture: str | None) -> str:
-    """The report as Markdown; `picture` is a URL of the loss curve, or None."""
+def to_markdown(report: Report, pictures: Mapping[str, str]) -> str:
+    """The report as Markdown; `pictures` are URLs of those of `draw`."""
     lines = [f"# Run {report.record.config.name}: {report.verdict.splitlines()[0]}", ""]
     facts = [f"| {name} | {value} |" for name, value in _facts(report)]
     lines += ["| | |", "| --- | --- |", *facts, ""]
+    if url := pictures.get("timeline"):
+        lines += ["## Timeline", "", f"![slices over time]({url})", ""]
     lines += _segment_lines(report) if report.record.config.commits else _attempt_lines(report)
-    lines += ["", *_evaluation_lines(report), *_time_lines(report)]
-    if picture:
-        lines += ["## Loss", "", f"![loss by step]({picture})", ""]
+    lines += ["", *_evaluation_lines(report), *_time_lines(report), *_cost_lines(report), *_evidence(report)]
+    if url := pictures.get("loss"):
+        lines += ["## Loss", "", f"![loss by step]({url})", ""]
     return "\n".join(lines)
+
+
+def draw(report: Report) -> dict[str, bytes]:
+    """The report's pictures as PNG, by name; those of which there is nothing to show are left out."""
+    made = {
+        "loss": loss_picture(report),
+        "timeline": timeline_picture(
+            report.timeline, f"{report.record.config.name}: what each slice was doing"
+        ),
+    }
+    return {name: picture for name, picture in made.items() if picture}
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -168,11 +167,11 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "command", f"`{_cell(' '.join(config.command or ()))}`"
     yield "configuration (sha256)", f"`{record.hash}`"
     yield "code", f"{record.code['source']}, sha256 `{record.code['sha256'][:16]}…`"
-    yield "slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"
+    yield "slice", ", else ".join(map(str, config.slice.choices))
     yield "attempts", f"{len(report.attempts)}"
     if config.commits:
         yield "goodput", f"{report.goodput:.0%} of {report.wall_s:.0f} s"
-    yield "cost", "price not set" if report.dollars is None else f"${report.dollars:.2f}"
+    yield "cost", cost_text(report.ledger, config.max_cost)
     if record.parent:
         yield "forked from", f"{record.parent['run']} at step {record.parent['step']}"
     for before, to in record.extensions:
@@ -183,19 +182,36 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "mixed", "parts of this run were computed on different chips or library versions"
 
 
+def cost_text(ledger: Ledger, max_cost: float | None = None) -> str:
+    """What was spent, in words; a price that nobody set is said."""
+    unpriced = " and ".join(f"{_hours(s)} of {what}" for what, s in ledger.unpriced_s.items())
+    if ledger.dollars is None:
+        return f"price not set ({unpriced}): set slice.price_an_hour"
+    told = in_dollars(ledger.dollars) + (f" of {in_dollars(max_cost)} (max_cost)" if max_cost else "")
+    return f"{told}, and {unpriced} whose price is not set" if unpriced else told
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:.1f} h"
+
+
 def _segment_lines(report: Report) -> list[str]:
+    spent = report.ledger.by(lambda charge: charge.segment)
+    head, rule = ("| cost ", "| ---: ") if spent else ("", "")
+    cost = dict(zip(spent, dollar_column(list(spent.values())), strict=True))
     lines = [
         "## Segments",
         "",
-        "| segment | steps | attempts | what happened |",
-        "| --- | --- | --- | --- |",
+        f"| segment | steps | attempts | what happened {head}|",
+        f"| --- | --- | --- | --- {rule}|",
     ]
     for row in report.segments:
         told = "<br>".join(f"attempt {_cell(end)}" for end in row.ends)
         if not row.committed:
             told = told or "not reached"
         tried = ", ".join(map(str, row.attempts)) or "–"
-        lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} | {told or 'done'} |")
+        paid = f"| {cost.get(row.number, '–')} " if spent else ""
+        lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} | {told or 'done'} {paid}|")
     return lines
 
 
@@ -208,13 +224,61 @@ def _attempt_lines(report: Report) -> list[str]:
 
 
 def _time_lines(report: Report) -> list[str]:
-    lines = ["## Where the time went", "", "| | seconds | share |", "| --- | ---: | ---: |"]
+    spent = report.ledger.by(lambda charge: charge.bucket)
+    head, rule = (" cost |", " ---: |") if spent else ("", "")
+    cost = dict(zip(spent, dollar_column(list(spent.values())), strict=True))
+    lines = ["## Where the time went", "", f"| | seconds | share |{head}", f"| --- | ---: | ---: |{rule}"]
     for bucket in BUCKETS:
         if (seconds := report.seconds[bucket]) > 0:
             # A foreign command says nothing of its phases: all its time is that of its start.
             name = "command" if bucket == "start" and not report.record.config.commits else bucket
-            lines.append(f"| {name} | {seconds:.1f} | {seconds / report.wall_s:.0%} |")
-    return [*lines, f"| **wall time** | **{report.wall_s:.1f}** | |", ""]
+            paid = f" {cost.get(bucket, '–')} |" if spent else ""
+            lines.append(f"| {name} | {seconds:.1f} | {seconds / report.wall_s:.0%} |{paid}")
+    total = f" **{in_dollars(sum(spent.values()))}** |" if spent else ""
+    return [*lines, f"| **wall time** | **{report.wall_s:.1f}** | |{total}", ""]
+
+
+def _cost_lines(report: Report) -> list[str]:
+    """A line for each kind of slice that was held, and for what was moved between regions."""
+    kinds: dict[tuple[str, float | None], list[Holding]] = {}
+    for one in report.ledger.holdings:
+        kinds.setdefault((one.candidate, one.price_an_hour), []).append(one)
+    if not kinds and not report.ledger.egress:
+        return []
+    lines = [
+        "## What it cost",
+        "",
+        "| slices | how many | time | an hour | cost |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    sums = [sum(one.dollars(one.chip_us) or 0.0 for one in held) for held in kinds.values()]
+    shown = dollar_column([*sums, *report.ledger.egress.values()])
+    for ((candidate, price), held), dollars in zip(kinds.items(), shown, strict=False):
+        seconds = sum(one.chip_us / one.of for one in held) / 1e6
+        count = len({one.slice for one in held})
+        paid = ("not set", "not known") if price is None else (in_dollars(price), dollars)
+        lines.append(f"| {candidate} | {count} | {_hours(seconds)} | {paid[0]} | {paid[1]} |")
+    for what, dollars in zip(report.ledger.egress, shown[len(kinds) :], strict=True):
+        lines.append(f"| egress: {_cell(what)} | | | | {dollars} |")
+    if report.ledger.dollars is not None:
+        lines.append(f"| **all** | | | | **{in_dollars(report.ledger.dollars)}** |")
+    return [*lines, ""]
+
+
+def _evidence(report: Report) -> list[str]:
+    """What the verdicts of attempts that ended early rest on."""
+    early = [one for one in report.attempts if one["verdict"] != "finished" and one["evidence"]]
+    if not early:
+        return []
+    lines = ["## Why attempts ended", ""]
+    for one in early[-MOST_EVIDENCE:]:
+        lines.append(
+            f"- attempt {one['attempt']} on {one['slice']}: **{one['verdict']}**, {_cell(one['reason'])}"
+        )
+        lines += [f"  - {_cell(line)}" for line in one["evidence"]]
+    if len(early) > MOST_EVIDENCE:
+        lines.append(f"- and {len(early) - MOST_EVIDENCE} before, in the run's events")
+    return [*lines, ""]
 
 
 def _evaluation_lines(report: Report) -> list[str]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Iterator
 
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.ledger import Ledger, in_dollars, make_sum
 from tpu.runs.overview import state_of
 from tpu.runs.record import RunRecord, load_record
+from tpu.runs.report import cost_text
 
-_SHOWN = ("slice-ready", "slice-deleted", "provision-failed", "attempt-started", "attempt-ended")
+_SHOWN = (
+    "slice-ready", "slice-leased", "slice-deleted", "slice-released", "provision-failed", "attempt-started",
+    "attempt-ended", "max-cost-reached",
+)  # fmt: skip
 
 
 def describe_run(run_dir: str) -> list[str]:
@@ -27,13 +33,22 @@ def describe_run(run_dir: str) -> list[str]:
         observe(run_dir),
     )
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
+    ledger = make_sum(events, time.time())
+    held = ", ".join(f"{one.slice} ({one.candidate})" for one in ledger.holdings if one.open)
     commits = ", ".join(f"{c.step} (attempt {c.attempt})" for c in fence.commits) or "none"
     return [
         f"{record.config.name}: {state}",
         *(f"{name:14} {value}" for name, value in _facts(record)),
+        f"{'cost':14} {cost_text(ledger, record.config.max_cost)}",
+        *([f"{'holds':14} {held}{_rate(ledger)}"] if held else []),
         *([f"{'checkpoints':14} {commits}"] if record.config.commits else []),
         *(_event(event, record.config.commits) for event in events if event.kind in _SHOWN),
     ]
+
+
+def _rate(ledger: Ledger) -> str:
+    known = all(one.price_an_hour is not None for one in ledger.holdings if one.open)
+    return f", {in_dollars(ledger.dollars_an_hour)} an hour" if known else ""
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -43,7 +58,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         or f"the built-in {config.training and config.training.workload.kind} training"
     )
     yield "program", f"{program}, {config.steps} steps" if config.commits else program
-    yield "slice", f"{config.slice.provisioning} {config.slice.accelerator_type} in {config.slice.zone}"
+    yield "slice", ", else ".join(map(str, config.slice.choices))
     yield "configuration", f"sha256 {record.hash[:16]}…"
     yield "code", f"{record.code['source']}, sha256 {record.code['sha256'][:16]}…"
     if record.parent:
@@ -66,6 +81,12 @@ def _event(event: RunEvent, commits: bool) -> str:
             told += f"; last commit step {last}" if last is not None else ""
         case "provision-failed":
             told = f"slice {detail['slice']} was not had: {detail['reason']}"
+        case "slice-leased":
+            told = f"slice {detail['slice']} is taken from the pool"
+        case "slice-released":
+            told = f"slice {detail['slice']} is given back: {detail['why']}"
+        case "max-cost-reached":
+            told = f"max_cost of {in_dollars(detail['max_cost'])} is reached"
         case "slice-deleted":
             told = f"slice {detail['slice']} is deleted: {detail['why']}"
         case _:

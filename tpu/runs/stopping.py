@@ -16,7 +16,6 @@ from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
 from tpu.runs.overview import reached
 from tpu.runs.record import RunRecord, load_record
-from tpu.runs.report import loss_picture, to_markdown
 from tpu.runs.stop_request import request_stop
 
 STOP_S = 900.0
@@ -59,9 +58,7 @@ async def stop_run(connection: Connection, run_dir: str, report: Callable[[str],
             events, fence = driver.log.events, await driver.fence()
             why = None if _finished(record, fence, events) else WHY
             figures = await asyncio.to_thread(collect, record, run_dir, events, why, time.time())
-        picture = await asyncio.to_thread(loss_picture, figures)
-        text = to_markdown(figures, "loss.png" if picture else None)
-        await asyncio.to_thread(save_report, run_dir, text, picture)
+        await asyncio.to_thread(save_report, run_dir, figures)
     report(_outcome(record, fence, events, did_something=asked or left))
 
 
