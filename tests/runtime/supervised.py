@@ -59,6 +59,11 @@ class Home:
     def end(self, run: str = "r", attempt: int = 1, grace_s: float = 0.0) -> dict[str, Any]:
         return self._ask("end", self.folder(run, attempt), "--grace", str(grace_s))
 
+    def clear(self, term: int, *chips: int) -> dict[str, Any]:
+        """Make chips free for the tenant whose lease has this term."""
+        options = ("--term", str(term), "--chips", ",".join(map(str, chips)))
+        return self._ask("clear", self.path / ".relay", *options)
+
     def follow(self, attempt: int = 1, log: int = 0, events: int = 0, run: str = "r") -> list[dict[str, Any]]:
         """Everything from the offsets on until the attempt's end."""
         options = ("--log-offset", str(log), "--event-offset", str(events))

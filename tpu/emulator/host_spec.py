@@ -114,4 +114,5 @@ def process_environment(machine: Machine, user: str = "root") -> dict[str, str]:
         "TPU_EMULATOR_CHIPS": str(spec.chips),
         "TPU_EMULATOR_CHIP_LOCKS": str(machine.chip_locks),
         "TPU_EMULATOR_DEVICES_PER_CHIP": str(spec.devices_per_chip),
+        "RELAY_CHIP_DEVICES": f"{machine.chip_locks}/[0-9]*",
     }

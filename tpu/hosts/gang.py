@@ -24,6 +24,7 @@ from tpu.runtime.environment import STALE_VARIABLES
 
 __all__ = [
     "Beat",
+    "Cleared",
     "Ended",
     "Event",
     "Exit",
@@ -34,6 +35,8 @@ __all__ = [
     "Log",
     "Lost",
     "Notice",
+    "Tenant",
+    "clear_chips",
     "end_gang",
     "end_hosts",
     "follow_gang",
@@ -47,8 +50,20 @@ START_S = 90.0
 STATUS_S = 30.0
 # Beyond the grace: killing, the log's last part, and the confirmation.
 END_MARGIN_S = 45.0
+# Ending what earlier tenants left, one after the other.
+CLEAR_S = 120.0
 QUEUE_SIGNALS = 1000
 NOT_INSTALLED = 94
+# Below the home folder of each host.
+RELAY_FOLDER = ".relay"
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """By which lease a gang has chips, the same ones on each host: hosts refuse a lower `term` than they have seen."""
+
+    term: int
+    chips: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,8 @@ class GangSpec:
 
     In `argv`, `cwd` and the environments, ${HOME} and ${RELAY_ATTEMPT_DIR} stand for the host's own paths.
     `files` (name to text) are written into the attempt's folder. `log_target` is a gs:// folder, or "" for none.
-    `grace_s` is the time between the preemption notice's SIGTERM and SIGKILL.
+    `grace_s` is the time between the preemption notice's SIGTERM and SIGKILL. Without a `tenant` nobody else uses
+    the hosts.
     """
 
     run: str
@@ -71,6 +87,7 @@ class GangSpec:
     cwd: str | None = None
     metadata: str | None = None
     upload_every_s: float = 10.0
+    tenant: Tenant | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.run) or self.attempt < 0:
@@ -88,7 +105,7 @@ class GangSpec:
     @property
     def folder(self) -> str:
         """The attempt's folder on a host, below the home folder."""
-        return f".relay/runs/{self.run}/{self.attempt}"
+        return f"{RELAY_FOLDER}/runs/{self.run}/{self.attempt}"
 
 
 @dataclass(frozen=True)
@@ -162,6 +179,18 @@ class HostStatus:
 
 
 @dataclass(frozen=True)
+class Cleared:
+    """Whether chips of a host are free for a new tenant: `ended` are the attempts, RUN/NUMBER, that were ended there.
+
+    `trouble` is None if all is well: nothing of earlier tenants lives and nobody holds the chips.
+    """
+
+    host: HostAddress
+    ended: tuple[str, ...] = ()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True)
 class Ended:
     """On which hosts every process of the attempt is confirmed gone, and why not on the others."""
 
@@ -183,7 +212,7 @@ async def start_gang(group: HostGroup, spec: GangSpec) -> None:
 
     async def start(member: HostConnection) -> str | None:
         wanted = json.dumps(_specification(member.host, spec)).encode()
-        done = await _supervise(member, "start", spec, wanted, START_S)
+        done = await _supervise(member, "start", spec.folder, wanted, START_S)
         if done.exit_code == 0:
             return None
         said = _answer(done)
@@ -231,7 +260,7 @@ async def follow_gang(
 
 async def gang_status(group: HostGroup, spec: GangSpec) -> list[HostStatus]:
     """What each host knows of the attempt; a host that does not answer is `unknown`."""
-    said = await group.try_each(lambda member: _supervise(member, "status", spec, None, STATUS_S))
+    said = await group.try_each(lambda member: _supervise(member, "status", spec.folder, None, STATUS_S))
     return [_status(host, one) for host, one in zip(group.hosts, said, strict=True)]
 
 
@@ -246,7 +275,9 @@ async def end_hosts(group: HostGroup, spec: GangSpec, grace_s: float) -> Ended:
     What has been ended is never started again, also where it had not been started yet.
     """
     said = await group.try_each(
-        lambda member: _supervise(member, "end", spec, None, grace_s + END_MARGIN_S, f"--grace {grace_s:g}")
+        lambda member: _supervise(
+            member, "end", spec.folder, None, grace_s + END_MARGIN_S, f"--grace {grace_s:g}"
+        )
     )
     confirmed: list[HostAddress] = []
     unconfirmed: dict[HostAddress, str] = {}
@@ -263,6 +294,30 @@ async def end_hosts(group: HostGroup, spec: GangSpec, grace_s: float) -> Ended:
     return Ended(tuple(confirmed), unconfirmed)
 
 
+async def clear_chips(group: HostGroup, tenant: Tenant) -> list[Cleared]:
+    """Make chips of all hosts free for a new tenant: what earlier ones left is ended, and can start no more.
+
+    A host that does not answer is one in trouble.
+    """
+    options = f"--term {tenant.term} --chips {','.join(map(str, tenant.chips))}"
+    said = await group.try_each(
+        lambda member: _supervise(member, "clear", RELAY_FOLDER, None, CLEAR_S, options)
+    )
+    return [_cleared(host, one) for host, one in zip(group.hosts, said, strict=True)]
+
+
+def _cleared(host: HostAddress, said: Completed | HostUnreachable) -> Cleared:
+    if isinstance(said, HostUnreachable):
+        return Cleared(host, trouble=said.reasons.get(host.name, str(said)))
+    known = _answer(said)
+    trouble = known.get("error") or known.get("busy") or None
+    if known.get("left"):
+        trouble = f"processes cannot be ended: {known['left']}"
+    elif trouble is None and not (known.get("confirmed") and known.get("free")):
+        trouble = said.stderr.strip()[-500:] or "no answer"
+    return Cleared(host, tuple(known.get("ended", ())), trouble)
+
+
 async def _follow_host(
     member: HostConnection,
     spec: GangSpec,
@@ -272,7 +327,7 @@ async def _follow_host(
 ) -> None:
     """Put signals of one host until an Exit or Lost, which is always the last one."""
     loop, host, said = asyncio.get_running_loop(), member.host, "the stream ended"
-    command = _command("follow", spec, f"--log-offset {offsets[0]} --event-offset {offsets[1]}")
+    command = _command("follow", spec.folder, f"--log-offset {offsets[0]} --event-offset {offsets[1]}")
     try:
         await _install(member)
         async with (
@@ -352,6 +407,7 @@ def _specification(host: HostAddress, spec: GangSpec) -> dict[str, Any]:
         "grace_s": spec.grace_s,
         "metadata": spec.metadata,
         "upload_every_s": spec.upload_every_s,
+        "tenant": {"term": spec.tenant.term, "chips": list(spec.tenant.chips)} if spec.tenant else None,
     }
 
 
@@ -367,25 +423,25 @@ def _answer(done: Completed) -> dict[str, Any]:
 def _source() -> tuple[str, bytes]:
     """Name on the host and text of the supervisor: another version never replaces one that runs."""
     text = Path(supervisor.__file__).read_bytes()
-    return f".relay/supervisor-{hashlib.sha256(text).hexdigest()[:12]}.py", text
+    return f"{RELAY_FOLDER}/supervisor-{hashlib.sha256(text).hexdigest()[:12]}.py", text
 
 
-def _command(verb: str, spec: GangSpec, options: str = "") -> str:
+def _command(verb: str, folder: str, options: str = "") -> str:
     file = f'"$HOME/{_source()[0]}"'
-    run = f'exec python3 -I -S {file} {verb} "$HOME/{spec.folder}" {options}'
+    run = f'exec python3 -I -S {file} {verb} "$HOME/{folder}" {options}'
     return f"[ -f {file} ] || exit {NOT_INSTALLED}; {run}"
 
 
 async def _supervise(
     member: HostConnection,
     verb: str,
-    spec: GangSpec,
+    folder: str,
     stdin: bytes | None,
     timeout_s: float,
     options: str = "",
 ) -> Completed:
     """Run a command of the supervisor, which is installed if the host does not have it yet."""
-    command = _command(verb, spec, options)
+    command = _command(verb, folder, options)
     done = await member.run(command, stdin, timeout_s)
     if done.exit_code == NOT_INSTALLED:
         await _install(member)

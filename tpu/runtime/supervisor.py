@@ -4,8 +4,9 @@
     python3 -I -S supervisor.py follow DIR   prints JSON lines: log, event, beat, notice, exit, lost
     python3 -I -S supervisor.py status DIR   prints running, exited, lost or absent
     python3 -I -S supervisor.py end DIR      TERM, KILL, and returns when every process of the attempt is gone
+    python3 -I -S supervisor.py clear RELAY  ends what earlier tenants of some chips left; says whether they are free
 
-DIR is `<anything>/<run>/<attempt>`. One file of the standard library for Python 3.10, because that is what a
+DIR is `RELAY/runs/<run>/<attempt>`. One file of the standard library for Python 3.10, because that is what a
 TPU VM has before anything is installed. All that another process must know stands in files of DIR:
 
     lock             held (flock) by the supervisor while it lives: no pid can be mistaken for it
@@ -13,6 +14,7 @@ TPU VM has before anything is installed. All that another process must know stan
     log              what the program printed, secrets masked, whole lines
     events.jsonl     what the program says of itself
     notice.json      preemption is near; exit.json: how the program ended; ended.json: it must not run (again)
+    tenant.json      which chips of this host are the attempt's, and the term of the lease by which they are
 
 The specification (environment, secrets) is never written to disk and never part of a command line.
 """
@@ -63,8 +65,12 @@ LAST_WORDS_S = 2.0
 FAREWELL_S = 30.0
 END_FAREWELL_S = 5.0
 SHORTEST_SECRET = 4
+# What a process held is free a moment after its end; chips that stay busy for so long have another holder.
+CHIPS_FREE_S = 3.0
+# Device files of chips, in the order in which chips are numbered: v2 to v4, then v5 and later.
+CHIP_DEVICES = "/dev/accel[0-9]*:/dev/vfio/[0-9]*"
 
-REFUSED_ENDED, REFUSED_STALE, REFUSED_LEFTOVERS, FAILED = 3, 4, 5, 1
+REFUSED_ENDED, REFUSED_STALE, REFUSED_LEFTOVERS, REFUSED_BUSY, FAILED = 3, 4, 5, 6, 1
 
 Json = dict[str, Any]
 
@@ -223,6 +229,106 @@ def until(true: Callable[[], bool], within_s: float) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+# --- whose chips these are ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tenancy(relay: str, exclusive: bool) -> Iterator[dict[str, int]]:
+    """The newest term that was seen of each chip. A start looks (shared), a new tenant changes it (exclusive)."""
+    fd = os.open(os.path.join(relay, "tenants.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield read_json(relay, "tenants.json") or {}
+    finally:
+        os.close(fd)
+
+
+def newer_tenant(terms: dict[str, int], tenant: Json) -> str | None:
+    """Why these chips are not this tenant's any more: others have come by a later lease."""
+    newer = {c: terms[str(c)] for c in tenant["chips"] if terms.get(str(c), 0) > tenant["term"]}
+    if not newer:
+        return None
+    told = ", ".join(f"chip {chip} by a lease of term {term}" for chip, term in newer.items())
+    return f"others have {told}, and this one is of term {tenant['term']}"
+
+
+def living_attempts(relay: str) -> list[str]:
+    """Folders of attempts of which something lives."""
+    runs = os.path.join(relay, "runs")
+    marked, prefix = set(), b"RELAY_ATTEMPT_DIR=" + os.fsencode(runs) + b"/"
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+            for entry in file.read().split(b"\0"):
+                if entry.startswith(prefix):
+                    marked.add(os.fsdecode(entry.partition(b"=")[2]))
+    folders = [
+        os.path.join(runs, run, name) for run in listed(runs) for name in listed(os.path.join(runs, run))
+    ]
+    return [folder for folder in folders if folder in marked or supervised(folder)]
+
+
+def listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def chip_devices() -> list[str]:
+    """Device files of this host's chips; none where the kernel shows none."""
+    import glob
+    import re
+
+    for pattern in os.environ.get("RELAY_CHIP_DEVICES", CHIP_DEVICES).split(":"):
+        if found := glob.glob(pattern):
+            return sorted(found, key=lambda path: int(re.sub(r"\D", "", os.path.basename(path)) or 0))
+    return []
+
+
+def busy_chips(chips: list[int]) -> list[Json]:
+    """Which of these chips some process holds, with its pid and command as far as we may see them."""
+    devices = chip_devices()
+    busy = {chip: devices[chip] for chip in chips if chip < len(devices) and is_busy(devices[chip])}
+    holders = holders_of(set(busy.values())) if busy else {}
+    return [{"chip": chip, "by": holders.get(device)} for chip, device in busy.items()]
+
+
+def is_busy(device: str) -> bool:
+    import errno
+
+    try:
+        fd = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        return error.errno == errno.EBUSY  # what we may not open tells nothing
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def holders_of(devices: set[str]) -> dict[str, str]:
+    """Of each device a process that has it open: its pid and the begin of its command."""
+    found: dict[str, str] = {}
+    for pid in (name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                if target in devices and target not in found:
+                    with open(f"/proc/{pid}/cmdline", "rb") as file:
+                        words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+                    found[target] = f"pid {pid} ({words[:80]})"
+    return found
+
+
+def in_words(busy: list[Json]) -> str:
+    return ", ".join(f"chip {one['chip']} is held by {one['by'] or 'an unknown process'}" for one in busy)
 
 
 # --- the program's output -------------------------------------------------------------------------
@@ -633,11 +739,15 @@ def start(folder: str) -> int:
     """Start the attempt, or say that it was started before; earlier attempts of the run are ended first."""
     spec = json.load(sys.stdin)
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    with locked(folder, "start.lock"):
+    relay = os.path.dirname(os.path.dirname(os.path.dirname(folder)))
+    with locked(folder, "start.lock"), tenancy(relay, exclusive=False) as terms:
         if read_json(folder, "ended.json") is not None:
             return answer(REFUSED_ENDED, error="this attempt was ended and is never started again")
         if read_json(folder, "supervisor.json") is not None:
             return answer(0, started=False, **describe(folder))
+        tenant = spec.get("tenant")
+        if tenant and (newer := newer_tenant(terms, tenant)):
+            return answer(REFUSED_STALE, error=f"the lease is lost: {newer}")
         runs, own = os.path.dirname(folder), int(os.path.basename(folder))
         others = sorted(int(name) for name in os.listdir(runs) if name.isdigit() and int(name) != own)
         for other in others:
@@ -648,6 +758,11 @@ def start(folder: str) -> int:
                 )
             if other < own and (left := end_attempt(path, 0.0)):
                 return answer(REFUSED_LEFTOVERS, error=f"attempt {other} cannot be ended, left: {left}")
+        if tenant:
+            if not until(lambda: not busy_chips(tenant["chips"]), CHIPS_FREE_S):
+                busy = busy_chips(tenant["chips"])
+                return answer(REFUSED_BUSY, error=f"Device or resource busy: {in_words(busy)}")
+            write_json(folder, "tenant.json", tenant)
         for name, text in spec.get("files", {}).items():
             if os.path.basename(name) != name:
                 return answer(FAILED, error=f"a file's name has no folder in it, found {name!r}")
@@ -759,6 +874,28 @@ def end_attempt(folder: str, grace_s: float) -> list[int]:
     return left + [who[role]["pid"] for role in ("supervisor", "keeper") if same(who.get(role))]
 
 
+def clear(relay: str, term: int, chips: list[int]) -> int:
+    """Make chips free for who has them by a lease of `term`: what earlier tenants left is ended, and may not start.
+
+    What is no attempt of ours is never ended: chips that it holds are told as busy.
+    """
+    os.makedirs(relay, mode=0o700, exist_ok=True)
+    with tenancy(relay, exclusive=True) as terms:
+        if newer := newer_tenant(terms, {"term": term, "chips": chips}):
+            return answer(REFUSED_STALE, error=f"the lease is lost: {newer}")
+        write_json(relay, "tenants.json", terms | {str(chip): term for chip in chips})
+    ended, left = [], []
+    for folder in living_attempts(relay):
+        tenant = read_json(folder, "tenant.json")
+        if tenant is None or (tenant["term"] < term and set(tenant["chips"]) & set(chips)):
+            left += end_attempt(folder, 0.0)
+            ended.append("/".join(folder.split(os.sep)[-2:]))
+    until(lambda: not busy_chips(chips), CHIPS_FREE_S)
+    busy = busy_chips(chips)
+    code = 1 if left or busy else 0
+    return answer(code, confirmed=not left, free=not busy, left=left, ended=ended, busy=in_words(busy))
+
+
 def describe(folder: str) -> Json:
     """What is known of the attempt on this host."""
     alive = supervised(folder)  # looked at first: an exit code written meanwhile is seen below
@@ -857,14 +994,20 @@ def main(arguments: list[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(description="Run one host's part of a gang.")
-    parser.add_argument("command", choices=["start", "follow", "status", "end"])
-    parser.add_argument("folder", help="the attempt's folder on this host: …/RUN/ATTEMPT")
+    parser.add_argument("command", choices=["start", "follow", "status", "end", "clear"])
+    parser.add_argument(
+        "folder", help="the attempt's folder on this host: …/RUN/ATTEMPT; for clear, …/.relay"
+    )
     parser.add_argument("--log-offset", type=int, default=0, help="bytes of the log that are known")
     parser.add_argument("--event-offset", type=int, default=0, help="bytes of the events that are known")
     parser.add_argument("--grace", type=float, default=0.0, help="seconds between TERM and KILL")
+    parser.add_argument("--term", type=int, default=0, help="of the lease by which chips are had")
+    parser.add_argument("--chips", default="", help="numbers of chips of this host, with commas")
     chosen = parser.parse_args(arguments)
     os.umask(0o077)
     folder = os.path.abspath(os.path.expanduser(chosen.folder))
+    if chosen.command == "clear":
+        return clear(folder, chosen.term, [int(chip) for chip in chosen.chips.split(",") if chip])
     if not os.path.basename(folder).isdigit():
         parser.error(f"the folder's last part is the number of the attempt, found {folder!r}")
     if chosen.command == "start":
