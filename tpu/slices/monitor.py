@@ -43,7 +43,7 @@ class Watch:
     `was_ready` becomes True with the first look that finds the slice ready: see tpu.slices.condition.Look.
     """
 
-    __slots__ = ("_seen", "_serial", "_waiters", "_zone", "name", "on_change", "spot", "view", "was_ready")
+    __slots__ = ("_heard", "_serial", "_waiters", "_zone", "name", "on_change", "spot", "view", "was_ready")
 
     def __init__(
         self,
@@ -60,12 +60,17 @@ class Watch:
         self.on_change = on_change
         self._zone = zone
         self._serial = -1
-        self._seen: tuple[QueuedResource | None, Node | None] | None = None
+        self._heard: tuple[QueuedResource | None, Node | None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
     @property
     def zone(self) -> str:
         return self._zone.name
+
+    @property
+    def answer(self) -> tuple[QueuedResource | None, Node | None] | None:
+        """What `view` was read from; None if the cloud's newest word is an error, or none yet."""
+        return self._heard
 
     async def changed(self, known: LifeView) -> LifeView:
         """The cloud's word as soon as it is another than `known`."""
@@ -93,11 +98,11 @@ class Watch:
             return
         self._serial = serial
         if isinstance(answer, CloudError):
-            self._seen, seen = None, LifeView(Condition.UNKNOWN, str(answer))
-        elif answer == self._seen:
+            self._heard, seen = None, LifeView(Condition.UNKNOWN, str(answer))
+        elif answer == self._heard:
             return
         else:
-            self._seen, seen = answer, view(look_of(*answer, spot=self.spot, was_ready=self.was_ready))
+            self._heard, seen = answer, view(look_of(*answer, spot=self.spot, was_ready=self.was_ready))
         self.was_ready = self.was_ready or seen.usable
         if seen == self.view:
             return
