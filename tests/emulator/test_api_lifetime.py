@@ -237,16 +237,28 @@ def test_the_command_starts_looks_disturbs_and_stops(tmp_path: Path):
         run(tmp_path, "quota", "us-central2-b", "v4-8", "none")
         run(tmp_path, "delay", "2.5")
         run(tmp_path, "stockout", "us-east5-b", "v6e-8")
+        run(tmp_path, "queues", "us-west4-a", "--off")
+        run(tmp_path, "life", "600")
         run(tmp_path, "schedule", "--seed", "1", "--mean", "60")
         settings = json.loads(run(tmp_path, "status"))["settings"]
         assert settings["capacity"] == {"us-central2-b/v4-8": 3}
         assert settings["provisioning_delay_s"] == 2.5
         assert settings["stockouts"] == ["us-east5-b/v6e-8"]
+        assert settings["without_queues"] == ["us-west4-a"]
+        assert settings["preemptible_life_s"] == 600
         assert "no node 'x'" in run(tmp_path, "preempt", "x", succeeds=False)
         assert "no node 'x'" in run(tmp_path, "kill-host", "x", "1", succeeds=False)
+        assert "no node 'x'" in run(tmp_path, "repair", "x", succeeds=False)
+        for_gcloud = run(tmp_path, "env", "--gcloud")
+        assert f"CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU={record.env['TPU_RELAY_REST_ENDPOINT']}/" in for_gcloud
+        token = tmp_path / "gcloud-token"
+        assert f"CLOUDSDK_AUTH_ACCESS_TOKEN_FILE={token}" in for_gcloud
+        assert (token.read_text(), token.stat().st_mode & 0o777) == (record.key, 0o600)
+        assert record.key not in for_gcloud
     finally:
         run(tmp_path, "down")
     assert remaining(record) == []
+    assert not token.exists()
     assert "no emulator runs in" in run(tmp_path, "down")
 
 

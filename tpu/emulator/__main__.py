@@ -97,9 +97,15 @@ def _add_life(commands: _Commands) -> None:
 
 
 def _add_trouble(commands: _Commands) -> None:
-    preempt = commands.add_node("preempt", _preempt, "preempt a spot node")
+    preempt = commands.add_node("preempt", _preempt, "preempt a spot or preemptible node")
     preempt.add_argument("--notice", action="store_true", help="tell its metadata server 30 s ahead")
     preempt.add_argument("--becomes", default="PREEMPTED", metavar="STATE", help="what the API shows then")
+    repair = commands.add_node(
+        "repair", _repair, "take the hosts of an on-demand or reserved node for a while"
+    )
+    repair.add_argument("--seconds", type=float, default=60.0, help="for how long (default 60)")
+    repair.add_argument("--maintenance", action="store_true", help="show it as maintenance, not REPAIRING")
+    repair.add_argument("--freeze", action="store_true", help="its processes go on afterwards, as they stood")
     for name, help in (
         ("kill-host", "kill one host of a node with all its processes"),
         ("hang-host", "stop all processes of one host where they stand"),
@@ -108,7 +114,7 @@ def _add_trouble(commands: _Commands) -> None:
         ("busy-chips", "leave the chips of one host held by a dead program's process"),
     ):
         commands.add_host(name, _host_trouble(name.replace("-", "_")), help)
-    schedule = commands.add("schedule", _schedule, "preempt spot nodes by a seeded plan")
+    schedule = commands.add("schedule", _schedule, "preempt spot and preemptible nodes by a seeded plan")
     schedule.add_argument("--seed", type=int, default=0)
     schedule.add_argument(
         "--mean", type=float, default=60.0, metavar="SECONDS", help="mean wait (default 60)"
@@ -127,6 +133,11 @@ def _add_limits(commands: _Commands) -> None:
         command.add_argument("slices", type=_number_or_none, help="a number, or none for no limit")
     stockout = commands.add_place("stockout", _stockout, "let creations fail for lack of capacity")
     stockout.add_argument("--off", action="store_true", help="end the stockout")
+    queues = commands.add("queues", _queues, "let a zone know queued resources, or plain nodes only")
+    queues.add_argument("zone")
+    queues.add_argument("--off", action="store_true", help="plain nodes only")
+    life = commands.add("life", _life, "set how long preemptible nodes live (a day at first)")
+    life.add_argument("seconds", type=float)
     delay = commands.add("delay", _delay, "set how long a node is CREATING")
     delay.add_argument("seconds", type=float)
 
@@ -229,6 +240,27 @@ def _preempt(options: argparse.Namespace) -> None:
         print(f"told {options.node} that it is preempted; its hosts are killed {seconds:g} s after that")
     else:
         print(f"preempted {options.node}: its hosts are dead")
+
+
+def _repair(options: argparse.Namespace) -> None:
+    _client(options).repair(
+        options.node,
+        options.seconds,
+        options.zone,
+        maintenance=options.maintenance,
+        reboot=not options.freeze,
+    )
+    print(f"the hosts of {options.node} are away for {options.seconds:g} s")
+
+
+def _queues(options: argparse.Namespace) -> None:
+    _client(options).set_queues(options.zone, not options.off)
+    print(f"{options.zone} knows {'plain nodes only' if options.off else 'queued resources'} now")
+
+
+def _life(options: argparse.Namespace) -> None:
+    _client(options).set_life(options.seconds)
+    print(f"preemptible nodes that become READY from now on live for {options.seconds:g} s")
 
 
 def _capacity(options: argparse.Namespace) -> None:

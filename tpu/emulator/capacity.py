@@ -15,6 +15,7 @@ from tpu.topology import AcceleratorType
 
 Provisioning = Literal["spot", "preemptible", "on-demand", "reserved", "flex-start"]
 PREEMPTIBLE: frozenset[Provisioning] = frozenset({"spot", "preemptible"})
+_PREEMPTIBLE_QUOTA = PREEMPTIBLE | {"flex-start"}  # which is never preempted, but counts there
 Where = tuple[str, str]  # (zone, accelerator type)
 
 CREATIONS_PER_MINUTE = 91
@@ -52,6 +53,7 @@ class Ask:
     kind: AcceleratorType
     provisioning: Provisioning
     slices: int = 1
+    max_run_s: float | None = None  # of flex-start
 
     @property
     def where(self) -> Where:
@@ -95,7 +97,7 @@ def admit(limits: Limits, ask: Ask, usage: Usage) -> Placed | Refused:
     limit = limits.quota.get(ask.where)
     if limit is None:
         return Placed()
-    quota = zones.quota_name(ask.kind, preemptible=ask.provisioning in PREEMPTIBLE)
+    quota = zones.quota_name(ask.kind, preemptible=ask.provisioning in _PREEMPTIBLE_QUOTA)
     if limit == 0:
         return Refused(errors.quota_zero(quota, zones.region(ask.zone)))
     if usage.holding_quota + ask.slices > limit:

@@ -19,6 +19,7 @@ _MOST_LABELS = 64
 _STARTUP_SCRIPT_BYTES = 256 * 1024
 _METADATA_BYTES = 512 * 1024
 _MOST_SLICES = 256
+_LONGEST_FLEX_START_S = 7 * 24 * 3600.0
 _PAGE_SIZE = 500
 _LARGEST_PAGE = 1000
 
@@ -113,6 +114,8 @@ def check_node(node: Any, zone: str) -> topology.AcceleratorType:
     check_labels(node.labels)
     check_metadata(node.metadata)
     scheduling = node.scheduling_config
+    if scheduling.provisioning_model == messages.provisioning_model("FLEX_START"):
+        raise errors.bad_request("The FLEX_START provisioning model is supported for queued resources only.")
     if scheduling.spot + scheduling.preemptible + scheduling.reserved > 1:
         raise errors.bad_request("scheduling_config must be one of spot, preemptible and reserved.")
     return kind
@@ -143,15 +146,20 @@ def check_metadata(metadata: dict[str, str]) -> None:
 
 def node_provisioning(node: Any) -> Provisioning:
     """Return how a node's own scheduling configuration provisions."""
-    if node.scheduling_config.spot:
+    scheduling = node.scheduling_config
+    model = scheduling.provisioning_model
+    if scheduling.spot or model == messages.provisioning_model("SPOT"):
         return "spot"
-    if node.scheduling_config.preemptible:
+    if scheduling.preemptible:
         return "preemptible"
-    return "reserved" if node.scheduling_config.reserved else "on-demand"
+    reserved = scheduling.reserved or model == messages.provisioning_model("RESERVATION_BOUND")
+    return "reserved" if reserved else "on-demand"
 
 
 def queued_provisioning(queued: Any) -> Provisioning:
-    """Return how the tier of a queued resource provisions; without one its node says it."""
+    """Return how the tier of a queued resource provisions; without one its model says it, or its node."""
+    if queued.provisioning_model == messages.provisioning_model("FLEX_START"):
+        return "flex-start"
     match queued.WhichOneof("tier"):
         case "spot":
             return "spot"
@@ -159,7 +167,29 @@ def queued_provisioning(queued: Any) -> Provisioning:
             return "preemptible"
         case "guaranteed":
             return "reserved" if queued.guaranteed.reserved else "on-demand"
+    if queued.provisioning_model == messages.provisioning_model("SPOT"):
+        return "spot"
+    if queued.provisioning_model == messages.provisioning_model("RESERVATION_BOUND"):
+        return "reserved"
     return node_provisioning(queued.tpu.node_spec[0].node)
+
+
+def max_run_s(queued: Any) -> float | None:
+    """Return how long the nodes of a flex-start queued resource may run, in seconds; None for any other."""
+    flex_start = queued_provisioning(queued) == "flex-start"
+    if not flex_start:
+        if queued.HasField("run_duration"):
+            raise errors.bad_request("run_duration is supported for the FLEX_START provisioning model only.")
+        return None
+    if queued.WhichOneof("tier"):
+        raise errors.bad_request("The FLEX_START provisioning model cannot be combined with a tier.")
+    seconds = queued.run_duration.max_run_duration.ToNanoseconds() / 1e9
+    if not 0 < seconds <= _LONGEST_FLEX_START_S:
+        raise errors.bad_request(
+            "run_duration.max_run_duration must be set for FLEX_START, above 0 and at most 7 days, "
+            f"found {seconds:g} s."
+        )
+    return seconds
 
 
 def check_queued(queued: Any, location: Location) -> tuple[Ask, tuple[str, ...]]:
@@ -191,7 +221,7 @@ def check_queued(queued: Any, location: Location) -> tuple[Ask, tuple[str, ...]]
         ids = (spec.node_id,)
     for node_id in ids:
         check_id("node_id", node_id)
-    return Ask(location.zone, kind, queued_provisioning(queued), len(ids)), ids
+    return Ask(location.zone, kind, queued_provisioning(queued), len(ids), max_run_s(queued)), ids
 
 
 def page(names: Sequence[str], page_size: int, page_token: str) -> tuple[list[str], str]:

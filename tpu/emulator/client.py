@@ -65,7 +65,30 @@ class ControlClient:
         """Set how many nodes may be created a minute (default 91)."""
         self._post("creation-rate", per_minute=per_minute)
 
+    def set_life(self, seconds: float) -> None:
+        """Set how long preemptible nodes live that become READY from now on (default 24 hours)."""
+        self._post("life", seconds=seconds)
+
+    def set_queues(self, zone: str, on: bool) -> None:
+        """Let a zone know queued resources (as all do at first), or plain nodes only."""
+        self._post("queues", zone=zone, on=on)
+
     # --- trouble ------------------------------------------------------------------------------------
+
+    def repair(
+        self,
+        node: str,
+        seconds: float,
+        zone: str | None = None,
+        maintenance: bool = False,
+        reboot: bool = True,
+    ) -> None:
+        """Take the hosts of an on-demand or reserved node away for so long; then it is READY again.
+
+        The node shows REPAIRING, or for maintenance stays READY with a health that says so. With `reboot` its
+        hosts are made anew, with nothing on their disks; without, they are as frozen and go on afterwards.
+        """
+        self._post("repair", node=node, seconds=seconds, zone=zone, maintenance=maintenance, reboot=reboot)
 
     def preempt(
         self,

@@ -53,6 +53,19 @@ class PerMinute(_Arguments):
     per_minute: int = Field(ge=1)
 
 
+class Queues(_Arguments):
+    zone: str
+    on: bool
+
+
+class Repair(_Arguments):
+    node: str
+    seconds: float = Field(ge=0)
+    zone: str | None = None
+    maintenance: bool = False
+    reboot: bool = True
+
+
 class PreemptNode(_Arguments):
     node: str
     notice: bool = False
@@ -118,7 +131,10 @@ class Control:
             "notice-seconds": (Seconds, self._notice_seconds),
             "suspend-delay": (Seconds, self._suspend_delay),
             "creation-rate": (PerMinute, self._creation_rate),
+            "life": (Seconds, self._life),
+            "queues": (Queues, self._queues),
             "preempt": (PreemptNode, self._preempt),
+            "repair": (Repair, self._repair),
             "schedule": (PlanPreemptions, self._plan),
             "stop-schedule": (Nothing, self._stop_plan),
             "kill-host": (OneHost, self._kill_host),
@@ -185,7 +201,25 @@ class Control:
         self._change(limits=replace(self._world.settings.limits, creations_per_minute=wanted.per_minute))
         self._world.budget = None
 
+    async def _life(self, wanted: Seconds) -> None:
+        self._change(preemptible_life_s=wanted.seconds)
+
+    async def _queues(self, wanted: Queues) -> None:
+        if wanted.zone not in zones.GENERATIONS:
+            raise ValueError(f"unknown zone {wanted.zone!r}; known: {', '.join(zones.GENERATIONS)}")
+        without = self._world.settings.without_queues
+        self._change(without_queues=without - {wanted.zone} if wanted.on else without | {wanted.zone})
+
     # --- trouble ------------------------------------------------------------------------------------
+
+    async def _repair(self, wanted: Repair) -> None:
+        await self._trouble.repair(
+            wanted.node,
+            wanted.seconds,
+            zone=wanted.zone,
+            maintenance=wanted.maintenance,
+            reboot=wanted.reboot,
+        )
 
     async def _preempt(self, wanted: PreemptNode) -> None:
         await self._trouble.preempt(
@@ -320,4 +354,6 @@ def _settings_view(world: World) -> dict[str, Any]:
         "delete_delay_s": settings.delete_delay_s,
         "notice_s": settings.notice_s,
         "suspend_delay_s": settings.suspend_delay_s,
+        "preemptible_life_s": settings.preemptible_life_s,
+        "without_queues": sorted(settings.without_queues),
     }

@@ -80,6 +80,10 @@ def type_not_offered(accelerator_type: str, zone: str) -> ApiError:
     )
 
 
+def no_queues(zone: str) -> ApiError:
+    return bad_request(f'Queued resources are not supported in zone "{zone}".')
+
+
 def no_capacity(zone: str) -> ApiError:
     return ApiError(
         8,

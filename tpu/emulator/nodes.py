@@ -44,6 +44,7 @@ class Nodes:
         kind: AcceleratorType,
         provisioning: Provisioning,
         queued: str | None = None,
+        max_run_s: float | None = None,
     ) -> NodeRecord:
         """Add a node in state CREATING and start to boot it; `record.making` ends when it is READY.
 
@@ -60,7 +61,7 @@ class Nodes:
         message.queued_resource = queued or ""
         schedule(message.scheduling_config, provisioning)
         message.create_time.FromNanoseconds(int(self._clock.time() * 1e9))
-        record = NodeRecord(location, node_id, message, kind, provisioning, queued)
+        record = NodeRecord(location, node_id, message, kind, provisioning, queued, max_run_s)
         record.has_hardware = True
         record.show("CREATING")
         self._fleet.give_addresses(record)
@@ -79,6 +80,16 @@ class Nodes:
 
     async def _make(self, record: NodeRecord) -> None:
         await sleep_unless(self._clock, self._world.settings.provisioning_delay_s, record.unwanted)
+        await self._boot(record)
+        life_s = self._world.settings.preemptible_life_s
+        if record.provisioning == "preemptible":
+            self._world.background.start(self._end_of_life(record, life_s))
+        elif record.max_run_s is not None:
+            end = self._clock.time() + record.max_run_s
+            record.message.scheduling_config.termination_timestamp.FromNanoseconds(int(end * 1e9))
+            self._world.background.start(self._end_of_run(record, record.max_run_s))
+
+    async def _boot(self, record: NodeRecord) -> None:
         if not record.unwanted.is_set():
             try:
                 await self._fleet.boot(record)
@@ -172,6 +183,46 @@ class Nodes:
             await self._take_down(record)
         if state == "gone":
             self._fleet.free_addresses(record)
+
+    async def _end_of_life(self, record: NodeRecord, seconds: float) -> None:
+        await sleep_unless(self._clock, seconds, record.unwanted)
+        if not record.unwanted.is_set() and not record.announced.is_set():
+            await self.preempt(record, notice_s=self._world.settings.notice_s)
+
+    async def _end_of_run(self, record: NodeRecord, seconds: float) -> None:
+        """Delete a flex-start node, unannounced, once it has run for as long as was asked for."""
+        await sleep_unless(self._clock, seconds, record.unwanted)
+        if not record.unwanted.is_set():
+            await self.remove(record)
+            if self.on_lost is not None and record.queued:
+                self.on_lost(record, "SERVICE")
+
+    async def repair(self, record: NodeRecord, seconds: float, *, maintenance: bool, reboot: bool) -> None:
+        """Take a node's hosts away for so long; then it is READY again, unless it was deleted meanwhile.
+
+        It shows REPAIRING, or for maintenance stays READY with a health that says so. With `reboot` its hosts
+        die and are made anew, without it they are as frozen; both leave nobody there who answers.
+        """
+        if maintenance:
+            record.message.health = messages.NodeHealth["UNHEALTHY_MAINTENANCE"]
+            record.message.upcoming_maintenance.maintenance_status = messages.MaintenanceStatus["ONGOING"]
+        else:
+            record.show("REPAIRING")
+        if reboot:
+            await self._fleet.kill(record)
+            record.has_hardware = True  # it is ours all the time
+        else:
+            await asyncio.gather(*(host.hang() for host in record.hosts))
+        await sleep_unless(self._clock, seconds, record.unwanted)
+        if record.unwanted.is_set():
+            return
+        record.message.ClearField("upcoming_maintenance")
+        if reboot:
+            record.making = self._world.background.start(self._boot(record))
+            await record.making
+        else:
+            await asyncio.gather(*(host.resume() for host in record.hosts))
+            record.show("READY")
 
     async def delete(self, record: NodeRecord) -> Any:
         """Delete a node; returns when its hosts are gone and the API no longer knows it."""

@@ -103,6 +103,7 @@ class QueuedResources:
                     record.ask.kind,
                     record.ask.provisioning,
                     queued=record.name,
+                    max_run_s=record.ask.max_run_s,
                 )
             )
             made[-1].message.multislice_node = len(record.node_ids) > 1
@@ -114,6 +115,9 @@ class QueuedResources:
         # Any other problem is a node that was preempted or deleted: that suspends us, see _node_lost.
         if record.state == "PROVISIONING" and not any(problems):
             record.show("ACTIVE")
+            if record.ask.max_run_s is not None:
+                end = made[0].message.scheduling_config.termination_timestamp
+                record.message.run_duration.termination_time.CopyFrom(end)
 
     def _node_lost(self, node: NodeRecord, initiator: str) -> None:
         """A node was preempted or deleted: what the queued resource holds is given up."""

@@ -19,6 +19,7 @@ from tpu.topology import AcceleratorType
 if TYPE_CHECKING:
     from tpu.emulator.host_fleet import Host
 
+PREEMPTIBLE_LIFE_SECONDS = 24 * 3600.0
 NOTICE_SECONDS = 30.0  # between the soft-off and the hard-off of a real spot VM
 
 
@@ -31,6 +32,8 @@ class Settings:
     delete_delay_s: float = 0.0
     notice_s: float = NOTICE_SECONDS
     suspend_delay_s: float = 0.1  # how long a queued resource shows SUSPENDING
+    preemptible_life_s: float = PREEMPTIBLE_LIFE_SECONDS  # of nodes that become READY from now on
+    without_queues: frozenset[str] = frozenset()  # zones that know no queued resources
 
 
 @dataclass(eq=False)
@@ -38,7 +41,8 @@ class NodeRecord:
     """One node: its API message, and what stands behind it.
 
     `unwanted` is set when whatever is under way with it should stop (it is deleted, preempted, stopped).
-    `making` is the task that boots its hosts. `tally` is where its hardware counts, while it is in a world.
+    `making` is the task that boots its hosts. `max_run_s` is how long it may be READY at most, if it is a
+    flex-start node. `tally` is where its hardware counts, while it is in a world.
     """
 
     location: Location
@@ -47,6 +51,7 @@ class NodeRecord:
     kind: AcceleratorType
     provisioning: Provisioning
     queued: str | None = None
+    max_run_s: float | None = None
     addresses: tuple[str, ...] = ()
     hosts: tuple[Host, ...] = ()
     host_keys: tuple[str, ...] = ()  # outlive the hosts, as guest attributes do

@@ -149,6 +149,8 @@ class TpuService:
         checks.check_request_id(request.request_id)
         if known := self._operations.recall("CreateQueuedResource", name, request.request_id):
             return known
+        if location.zone in self._world.settings.without_queues:
+            raise errors.no_queues(location.zone)
         ask, node_ids = checks.check_queued(request.queued_resource, location)
         if name in self._world.queued:
             raise errors.already_exists(name)

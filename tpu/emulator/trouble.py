@@ -106,6 +106,33 @@ class Trouble:
         elif linger_s <= 0:
             await task
 
+    async def repair(
+        self,
+        node_id: str,
+        seconds: float,
+        *,
+        zone: str | None = None,
+        maintenance: bool = False,
+        reboot: bool = True,
+    ) -> None:
+        """Begin a repair, or maintenance, of an on-demand or reserved node; see Nodes.repair.
+
+        Raises:
+            TroubleRefused: no such node, of another kind, or not READY.
+        """
+        node = self.find(node_id, zone)
+        if node.provisioning not in ("on-demand", "reserved"):
+            raise TroubleRefused(
+                f"node {node_id} is {node.provisioning}: only on-demand and reserved nodes are repaired, "
+                "the others are lost"
+            )
+        if node.state != "READY":
+            raise TroubleRefused(f"node {node_id} is {node.state}: only READY nodes are repaired")
+        self._world.background.start(
+            self._nodes.repair(node, seconds, maintenance=maintenance, reboot=reboot)
+        )
+        await asyncio.sleep(0)  # it has begun when we return: the API shows it
+
     def set_node_state(self, node_id: str, state: str, zone: str | None = None) -> None:
         """Let the API show any state of a node; its hosts go on. `gone` removes what has no hosts.
 
