@@ -22,16 +22,18 @@ class Connection:
     """Addresses and identities of one project.
 
     `api_endpoint` is None for Google's own; otherwise `host:port` of a plain-text gRPC server that wants
-    `api_key` as a bearer token. `ssh_route` is `external`, `internal`, `iap`, or a ProxyCommand in which
-    `%h` and `%p` stand for address and port. `host_python` is an interpreter that the hosts already have
-    with every package in it; None means that an environment is built on each host. `host_python_xla` is the same
-    for PyTorch/XLA, which has an environment of its own.
+    `api_key` as a bearer token, and `rest_endpoint` the URL of its REST form, if it has one. `ssh_route` is
+    `external`, `internal`, `iap`, or a ProxyCommand in which `%h` and `%p` stand for address and port.
+    `host_python` is an interpreter that the hosts already have with every package in it; None means that an
+    environment is built on each host. `host_python_xla` is the same for PyTorch/XLA, which has an environment of
+    its own.
     """
 
     project: str
     bucket: str
     api_endpoint: str | None = None
     api_key: str | None = None
+    rest_endpoint: str | None = None
     ssh_user: str = "relay"
     ssh_port: int = 22
     ssh_route: str = "external"
@@ -68,6 +70,7 @@ class Connection:
             bucket=bucket,
             api_endpoint=environment.get("TPU_RELAY_API_ENDPOINT") or None,
             api_key=environment.get("TPU_RELAY_API_KEY") or None,
+            rest_endpoint=environment.get("TPU_RELAY_REST_ENDPOINT") or None,
             ssh_user=environment.get("TPU_RELAY_SSH_USER", "relay"),
             ssh_port=int(port),
             ssh_route=environment.get("TPU_RELAY_SSH_ROUTE", "external"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from google.cloud import tpu_v2alpha1 as api
+from google.protobuf import json_format
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 
@@ -170,6 +171,15 @@ def queued_resource_message(parent: str, name: str, request: QueuedResourceReque
     elif request.node.provisioning == "reserved":
         message.guaranteed = api.QueuedResource.Guaranteed(reserved=True)
     return message
+
+
+def flex_start_json(message: api.QueuedResource, request: NodeRequest) -> dict[str, object]:
+    """The JSON of a flex-start queued resource, which the library's message has no fields for."""
+    return {
+        **json_format.MessageToDict(api.QueuedResource.pb(message)),
+        "provisioningModel": "FLEX_START",
+        "runDuration": {"maxRunDuration": f"{request.max_run_s:.9g}s"},
+    }
 
 
 def failure_of(status: status_pb2.Status) -> Failure:

@@ -102,7 +102,8 @@ class CloudError(Exception):
 
 
 # REST answers carry HTTP codes; all of them lie above the google.rpc codes.
-_HTTP_TO_RPC = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 499: 1, 500: 13, 503: 14, 504: 4}
+_HTTP_TO_RPC = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 499: 1, 500: 13, 502: 14, 503: 14,
+                504: 4}  # fmt: skip
 
 _BY_CODE = {
     1: ErrorKind.CANCELLED,

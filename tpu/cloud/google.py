@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.auth.exceptions import DefaultCredentialsError
 from google.cloud import tpu_v2alpha1 as api
 from google.cloud.tpu_v2alpha1.services.tpu.transports import TpuGrpcAsyncIOTransport
 from google.longrunning import operations_pb2
@@ -16,6 +17,7 @@ from google.longrunning import operations_pb2
 from tpu.clock import Clock, SystemClock
 from tpu.cloud import calls, convert
 from tpu.cloud.errors import CloudError, ErrorKind
+from tpu.cloud.rest import RestApi, no_credentials
 from tpu.cloud.values import (
     INTENT_LABEL,
     HostIdentity,
@@ -55,27 +57,27 @@ async def open_cloud(
             metadata = (("authorization", f"Bearer {connection.api_key}"),)
     else:
         client = _google_client()
+    opened: list[RestApi] = []
+
+    def rest() -> RestApi:
+        opened.extend([] if opened else [RestApi(connection)])
+        return opened[0]
+
     try:
         yield GoogleTpuCloud(
-            client, connection.project, metadata, clock or SystemClock(), policy or calls.CallPolicy()
+            client, connection.project, metadata, clock or SystemClock(), policy or calls.CallPolicy(), rest
         )
     finally:
         await client.transport.close()
+        for each in opened:
+            each.close()
 
 
 def _google_client() -> api.TpuAsyncClient:
-    from google.auth.exceptions import DefaultCredentialsError
-
     try:
         return api.TpuAsyncClient()
     except DefaultCredentialsError as error:
-        raise CloudError(
-            ErrorKind.PERMISSION,
-            0,
-            "no Google credentials: run `gcloud auth application-default login`, or set "
-            "GOOGLE_APPLICATION_CREDENTIALS to a key file",
-            wanted="connect to the Cloud TPU API",
-        ) from error
+        raise no_credentials() from error
 
 
 class GoogleTpuCloud:
@@ -88,8 +90,11 @@ class GoogleTpuCloud:
         metadata: tuple[tuple[str, str], ...],
         clock: Clock,
         policy: calls.CallPolicy,
+        rest: Callable[[], RestApi] | None = None,
     ) -> None:
+        """`rest` opens the REST form of the API, which flex-start alone needs."""
         self._client = client
+        self._rest = rest
         self._project = project
         self._metadata = metadata
         self._clock = clock
@@ -110,9 +115,13 @@ class GoogleTpuCloud:
             queued_resource=convert.queued_resource_message(parent, name, request),
         )
         try:
-            operation = await self._call(
-                self._client.create_queued_resource, message, wanted=wanted, retry_on=calls.CREATE
-            )
+            if request.node.provisioning == "flex-start":
+                operation = await self._create_flex_start(message, request.node, wanted)
+            else:
+                future = await self._call(
+                    self._client.create_queued_resource, message, wanted=wanted, retry_on=calls.CREATE
+                )
+                operation = future.operation
         except CloudError as error:
             if error.kind is not ErrorKind.ALREADY_EXISTS:
                 raise
@@ -121,6 +130,24 @@ class GoogleTpuCloud:
             return existing
         await self._finish(operation, wanted, _SHORT_OPERATION_S)
         return await self.get_queued_resource(zone, name)
+
+    async def _create_flex_start(
+        self, message: api.CreateQueuedResourceRequest, request: NodeRequest, wanted: str
+    ) -> operations_pb2.Operation:
+        if self._rest is None:
+            raise CloudError(ErrorKind.BAD_REQUEST, 3, "this cloud has no REST form", wanted=wanted)
+        rest = self._rest()
+        path = f"{message.parent}/queuedResources"
+        query = {"queuedResourceId": message.queued_resource_id}
+        body = convert.flex_start_json(message.queued_resource, request)
+        answer = await calls.call(
+            lambda timeout_s: rest.post(path, query, body, timeout_s),
+            wanted=wanted,
+            retry_on=calls.CREATE,
+            policy=self._policy,
+            clock=self._clock,
+        )
+        return operations_pb2.Operation(name=answer["name"])
 
     async def get_queued_resource(self, zone: str, name: str) -> QueuedResource:
         wanted = f"look at queued resource {name!r} in {zone}"
@@ -158,20 +185,21 @@ class GoogleTpuCloud:
 
     async def create_node(self, zone: str, name: str, request: NodeRequest, deadline_s: float) -> Node:
         wanted = f"create {request.provisioning} {request.accelerator_type} node {name!r} in {zone}"
+        if request.provisioning == "flex-start":
+            message = "flex-start nodes are made by queued resources only"
+            raise CloudError(ErrorKind.BAD_REQUEST, 3, message, wanted=wanted)
         message = api.CreateNodeRequest(
             parent=self._parent(zone), node_id=name, node=convert.node_message(request, queued=False)
         )
         try:
-            operation = await self._call(
-                self._client.create_node, message, wanted=wanted, retry_on=calls.CREATE
-            )
+            future = await self._call(self._client.create_node, message, wanted=wanted, retry_on=calls.CREATE)
         except CloudError as error:
             if error.kind is not ErrorKind.ALREADY_EXISTS:
                 raise
             existing = await self.get_node(zone, name)
             _check_intent(existing.labels, request.intent, wanted, error)
             return existing
-        if not await self._finish(operation, wanted, deadline_s):
+        if not await self._finish(future.operation, wanted, deadline_s):
             raise CloudError(
                 ErrorKind.TIMED_OUT, 0, f"not made within {deadline_s:g} s", wanted=wanted, in_operation=True
             )
@@ -227,8 +255,8 @@ class GoogleTpuCloud:
         request = api.UpdateNodeRequest(
             node=api.Node(name=path, metadata=changed), update_mask={"paths": ["metadata"]}
         )
-        operation = await self._call(self._client.update_node, request, wanted=wanted)
-        if not await self._finish(operation, wanted, _SHORT_OPERATION_S):
+        future = await self._call(self._client.update_node, request, wanted=wanted)
+        if not await self._finish(future.operation, wanted, _SHORT_OPERATION_S):
             raise CloudError(
                 ErrorKind.TIMED_OUT, 0, f"not done within {_SHORT_OPERATION_S:g} s", wanted=wanted
             )
@@ -336,12 +364,11 @@ class GoogleTpuCloud:
             if not under_way:
                 raise
 
-    async def _finish(self, future: Any, wanted: str, deadline_s: float) -> bool:
+    async def _finish(self, operation: operations_pb2.Operation, wanted: str, deadline_s: float) -> bool:
         """Wait for an operation; False if it is still running after `deadline_s`.
 
         We poll it ourselves: the library's `result()` gives up at 900 s and cannot take a clock.
         """
-        operation: operations_pb2.Operation = future.operation
         end = self._clock.monotonic() + deadline_s
         pause = 0.05
         while not operation.done:
