@@ -126,6 +126,16 @@ def test_the_wait_for_a_slice_of_the_pool_is_provisioning(wanted):
     }
 
 
+def test_who_wants_a_slice_is_provisioning_until_it_has_one_whatever_is_refused():
+    assert spent(
+        at(0, "slice-wanted"), intended(1, "a"), at(2, "provision-failed", slice="a"),
+        at(2, "slice-deleted", slice="a"), intended(30, "b"), intended(30, "c"), at(40, "slice-ready", slice="b"),
+        at(41, "provision-failed", slice="c"), at(41, "sync-started"), at(45, "sync-done"), until=45,
+    ) == {"provisioning": 41, "sync": 4}  # fmt: skip
+    # One that gives up waiting has waited to the end.
+    assert spent(at(0, "slice-wanted"), at(60, "evaluation-wait-started"), until=60) == {"provisioning": 60}
+
+
 def test_a_slice_of_the_pool_after_a_loss():
     ended = attempt_ended(10, 1, phases=[(0, "step")])
     released = at(11, "slice-released", slice="a", why="gone")
@@ -161,6 +171,13 @@ def test_while_nobody_drives_a_run_it_is_idle_but_for_its_gang():
         "idle": 60,
         "other": 2,
     }
+    waited = [
+        at(0, "slice-wanted"),
+        intended(1, "a"),
+        at(3, "slice-deleted", slice="a"),
+        at(63, "driver-started"),
+    ]
+    assert spent(*waited, until=64) == {"provisioning": 3, "idle": 60, "other": 1}
     alone = [at(0, "attempt-started", attempt=1), at(50, "driver-started")]
     assert spent(*alone, attempt_ended(60, 1, phases=[(1, "step")]), until=60) == {"start": 1, "step": 59}
 

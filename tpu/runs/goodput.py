@@ -141,13 +141,15 @@ class _History:
         self._now: Bucket | Literal["attempt", "between"] = "other"
         self._since = 0.0
         self._coming: set[str] = set()  # slices that were asked for and are neither ready nor given up
+        self._wanting = False  # whether the run goes on to another one when one is refused
         self._last: float | None = None
 
     def hear(self, event: RunEvent) -> None:
         kind, at = event.kind, event.time
         match kind:
-            case "driver-started" if self._now not in ("attempt", "provisioning"):
+            case "driver-started" if self._now != "attempt" and not self._coming:
                 # Since its last word nobody drove the run. A gang and a creation go on without a driver.
+                self._wanting = False
                 if self._last is not None:
                     self._turn("other", self._last)
                     self._claim("idle", self._last, at)
@@ -167,14 +169,18 @@ class _History:
                 self._on_to_another_slice(at)
                 if self._now == "other" and self._last is not None:
                     self._claim("provisioning", self._last, at)
+                self._wanting = False
                 self._turn("other", at)
             case "slice-ready" | "provision-failed" | "slice-deleted" | "slice-released":
                 self._coming.discard(event.detail.get("slice", ""))
-                if self._now == "provisioning" and not self._coming:
+                if kind == "slice-ready":
+                    self._wanting = False
+                if self._now == "provisioning" and not self._coming and not self._wanting:
                     self._turn("other" if kind == "slice-ready" else "between", at)
             case _ if kind in _FROM:
                 if kind == "slice-intended":
                     self._coming.add(event.detail["slice"])
+                self._wanting = self._wanting or kind == "slice-wanted"
                 if _FROM[kind] == "provisioning":
                     self._on_to_another_slice(at)
                 self._turn(_FROM[kind], at)
