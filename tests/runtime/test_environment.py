@@ -118,3 +118,13 @@ def test_G2_the_coordinator_of_another_attempt_is_another_one() -> None:
     kind = accelerator_type("v4-8")
     made = [training_environment(kind, 0, ["10.0.0.1"], "r", a)["RELAY_COORDINATOR"] for a in (1, 2)]
     assert made[0] != made[1]
+
+
+@given(st.text(), st.text(), st.integers(0, 10_000), st.integers(0, 10_000), st.permutations(range(8)))
+def test_G6_runs_on_other_chips_of_the_same_host_never_share_a_port(
+    run: str, other: str, attempt: int, others: int, chips: list[int]
+) -> None:
+    mine, theirs = attempt_ports(run, attempt, (chips[0],)), attempt_ports(other, others, (chips[1],))
+    assert not {mine.coordinator, mine.megascale, mine.process} & {
+        theirs.coordinator, theirs.megascale, theirs.process,
+    }  # fmt: skip

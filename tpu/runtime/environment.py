@@ -15,6 +15,8 @@ from tpu.topology import AcceleratorType
 # Below the range that Linux hands out by itself (32768 and up), above the well-known ports.
 FIRST_PORT, LAST_PORT = 10240, 32000
 PORTS_EACH = 3
+# No host has more chips; each may have a run of its own.
+CHIPS_MOST = 8
 
 # Removed from what a process would inherit before its own variables are set.
 STALE_VARIABLES = (
@@ -52,10 +54,11 @@ class Ports:
     process: int
 
 
-def attempt_ports(run: str, attempt: int) -> Ports:
-    """Ports that differ from those of the attempts around, and nearly always from other runs' on the same VM."""
-    places = (LAST_PORT - FIRST_PORT) // PORTS_EACH
-    first = FIRST_PORT + (zlib.crc32(run.encode()) + attempt) % places * PORTS_EACH
+def attempt_ports(run: str, attempt: int, chips: tuple[int, ...] | None = None) -> Ports:
+    """Ports that differ from those of the attempts around, and from those of runs on other chips of the same VM."""
+    places = (LAST_PORT - FIRST_PORT) // PORTS_EACH // CHIPS_MOST * CHIPS_MOST
+    place = (zlib.crc32(run.encode()) + attempt) * CHIPS_MOST + (chips[0] if chips else 0)
+    first = FIRST_PORT + place % places * PORTS_EACH
     return Ports(first, first + 1, first + 2)
 
 
@@ -86,7 +89,7 @@ def training_environment(
             f"{accelerator.name} has {accelerator.hosts} host(s), "
             f"found {len(hostnames)} addresses and index {host_index}"
         )
-    ports = ports or attempt_ports(run, attempt)
+    ports = ports or attempt_ports(run, attempt, chips)
     slices = len(slice_heads) or 1
     if not 0 <= slice_index < slices or (chips is not None and slices > 1):
         raise ValueError(f"slice {slice_index} of {slices} cannot be, with chips {chips}")
