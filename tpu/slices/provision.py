@@ -108,6 +108,7 @@ async def provision(
     still_wanted: Callable[[], Awaitable[None]],
     *,
     keep: bool = False,
+    find_only: bool = False,
     queue_patience_s: float | None = None,
     waits_for: Callable[[str], object] | None = None,
 ) -> ReadySlice:
@@ -118,7 +119,8 @@ async def provision(
     carries a note that names what may be left.
 
     `keep` is for taking up a slice on which a gang may be running: nothing is deleted then, whatever
-    happens, since a cloud that does not answer is no reason to end a gang.
+    happens, since a cloud that does not answer is no reason to end a gang. With `find_only` nothing is made
+    either: it is for a slice that somebody else has made.
 
     `queue_patience_s` is how long it may wait for capacity in the zone's queue, for those who have another zone to
     go to; once capacity is found only the request's own deadline counts. `waits_for` is told, whenever it changes,
@@ -131,9 +133,11 @@ async def provision(
     """
     await still_wanted()
     creation = _Creation(cloud, request, name, clock, report, still_wanted, queue_patience_s, waits_for)
-    report(f"asking for {creation.wanted}")
+    if not find_only:
+        report(f"asking for {creation.wanted}")
     try:
-        await creation.send()
+        if not find_only:
+            await creation.send()
         node = await creation.until_ready()
         hosts = await creation.until_host_keys(node)
         await creation.let_us_in()
