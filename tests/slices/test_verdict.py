@@ -183,6 +183,7 @@ def test_the_table(
     verdict = give_verdict(Evidence(tuple(hosts), condition))
     assert (verdict.kind, verdict.host, verdict.slice_usable) == (expected, begins_at, usable)
     assert not verdict.final
+    assert verdict.slice_recovers == (condition is REPAIRED)
     assert len(verdict.evidence) == 1 + len(hosts)
 
 
@@ -209,6 +210,31 @@ def test_V10_busy_chips_are_no_user_failure_and_the_slice_is_replaced() -> None:
     verdict = give_verdict(Evidence((host(exit_code=1, last_lines=BUSY),), WELL))
     assert (verdict.kind, verdict.slice_usable) == (K.INFRASTRUCTURE, False)
     assert "busy" in verdict.reason
+
+
+def test_chips_that_do_not_work_are_no_user_failure_either() -> None:
+    lines = ("RuntimeError: TPU initialization failed: No ba16c7433 device found.",)
+    verdict = give_verdict(Evidence((host(exit_code=1, last_lines=lines),), WELL))
+    assert (verdict.kind, verdict.slice_usable) == (K.INFRASTRUCTURE, False)
+    assert "ba16c7433" in verdict.reason
+
+
+def test_P11_the_end_of_a_slices_life_is_a_preemption_whatever_the_program_makes_of_it() -> None:
+    for ended in (host(exit_code=0), host(exit_code=75), host(exit_code=1), host(signal=15), host(lost="x")):
+        verdict = give_verdict(Evidence((ended,), WELL, life_over="24 h end in 300 s"))
+        assert (verdict.kind, verdict.slice_usable) == (K.PREEMPTED, False)
+        assert "24 h end in 300 s" in verdict.reason
+        assert any("24 h" in line for line in verdict.evidence)
+    done = Evidence((host(exit_code=0),), WELL, life_over="24 h end in 300 s", finished=True)
+    assert give_verdict(done).kind is K.FINISHED
+
+
+def test_P10_a_node_under_repair_is_worth_waiting_for_and_a_lost_one_is_not() -> None:
+    gone_dark = host(lost="connection dropped")
+    repaired = give_verdict(Evidence((gone_dark,), REPAIRED))
+    assert (repaired.kind, repaired.slice_recovers) == (K.INFRASTRUCTURE, True)
+    broken = give_verdict(Evidence((gone_dark,), BROKEN))
+    assert (broken.kind, broken.slice_recovers) == (K.INFRASTRUCTURE, False)
 
 
 def test_G8_a_gang_without_progress_is_infrastructure() -> None:
@@ -265,6 +291,7 @@ evidences = st.builds(
     st.lists(hosts, max_size=3).map(tuple),
     st.sampled_from([None, WELL, TAKEN, BROKEN, REPAIRED, UNKNOWN]),
     st.sampled_from([None, None, "by the user"]),
+    st.sampled_from([None, None, None, "24 h"]),
     st.sampled_from([None, None, "no step"]),
     st.sampled_from([None, None, "loss nan"]),
     st.sampled_from([None, False, True]),
@@ -303,6 +330,14 @@ def test_a_preemption_is_never_charged_to_anybody(evidence: Evidence) -> None:
             '"$ sudo rm /tmp/libtpu_lockfile".',
             Clue.CHIPS_BUSY,
         ),
+        ("The TPU is in use by process 811", Clue.CHIPS_BUSY),
+        ("Couldn't open iommu group /dev/vfio/0", Clue.CHIPS_BROKEN),
+        ("Failed to open /dev/accel1: No such device", Clue.CHIPS_BROKEN),
+        ("INTERNAL: uncorrectable ECC error in HBM of chip 2", Clue.CHIPS_BROKEN),
+        ("ICI link 3 of chip 1 is down", Clue.CHIPS_BROKEN),
+        ("Couldn't open file /dev/null", None),
+        ("UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: ipv4:…", Clue.PEER_DIED),
+        ("Timed out after 1801 seconds waiting for clients. 2/4 clients joined.", Clue.PEER_DIED),
         ("UNAVAILABLE: Socket closed", Clue.PEER_DIED),
         (
             "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.1.2]:40123",

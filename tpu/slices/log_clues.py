@@ -16,6 +16,7 @@ class Clue(Enum):
     """Kinds of lines that decide."""
 
     CHIPS_BUSY = "chips are held by another process"
+    CHIPS_BROKEN = "chips or their links do not work"
     PEER_DIED = "another process of the gang went away"
     OWN_ERROR = "the program raised an error"
 
@@ -32,8 +33,21 @@ _CHIPS_BUSY = re.compile(
     r"/dev/(vfio/\S*|accel\d*).*\bbusy\b"
     r"|\bbusy\b.*/dev/(vfio|accel)"
     r"|TPU is already in use"
+    r"|TPU.*in use by (another )?process"
     r"|libtpu_lockfile"
     r"|libtpu.*already in use",
+    re.IGNORECASE,
+)
+
+# No program can bring these about: they are the machine's.
+_CHIPS_BROKEN = re.compile(
+    r"uncorrectable\b.*\b(ecc|hbm|memory|error)"
+    r"|(failed to|could(n't| not)|cannot|unable to) open (iommu group )?/dev/(vfio/\S*|accel\d+)"
+    r"|open\(/dev/(vfio/\S*|accel\d+)\): (no such (file|device)|input/output error)"
+    r"|no ba16c7433 device found"
+    r"|\bICI\b.*\b(link|links)\b.*\b(down|fail|failed|error)"
+    r"|\b(tpu|chip|accelerator)\b.* (fell off|is not on) the (bus|pcie bus)"
+    r"|pcie? .*(uncorrectable|fatal) error",
     re.IGNORECASE,
 )
 
@@ -51,6 +65,8 @@ _PEER_DIED = re.compile(
     r"|gloo.*(timed? ?out|connectFullMesh|connect failed|pair\.cc)"
     r"|MEGASCALE.*(unreachable|timed? ?out|connection)"
     r"|slice health check failed"
+    r"|failed to connect to all addresses"
+    r"|waiting for clients.*\b\d+/\d+ clients joined"
     r"|broken pipe.*(gloo|grpc|coordination)",
     re.IGNORECASE,
 )
@@ -71,6 +87,8 @@ def first_clue(lines: Sequence[str]) -> Found | None:
         text = line.strip()
         if _CHIPS_BUSY.search(text):
             return Found(Clue.CHIPS_BUSY, text)
+        if _CHIPS_BROKEN.search(text):
+            return Found(Clue.CHIPS_BROKEN, text)
         if in_traceback and line[:1].isspace():
             continue  # source lines may hold any words
         if _PEER_DIED.search(text):

@@ -57,14 +57,15 @@ class Evidence:
     """All that is known when a gang has ended.
 
     `condition` is the cloud's word, asked after the end; None if nobody asked. `stop_wanted` is who or what
-    asked for the stop. `stalled` says which progress was missed, `diverged` where the loss stopped being a
-    number. `finished` is True if the last step is known to be committed; None for a program that commits
+    asked for the stop. `life_over` says which limit of the slice's life made us end the gang before it was reached.
+    `stalled` says which progress was missed, `diverged` where the loss stopped being a number. `finished` is True if the last step is known to be committed; None for a program that commits
     nothing, whose exit code 0 is its end.
     """
 
     hosts: tuple[HostEvidence, ...]
     condition: LifeView | None = None
     stop_wanted: str | None = None
+    life_over: str | None = None
     stalled: str | None = None
     diverged: str | None = None
     finished: bool | None = None
@@ -81,7 +82,8 @@ class Verdict:
 
     `evidence` is what it was made from, a line a source. `host` is where it began, if it was a host.
     `final` is True if another attempt would end the same way whatever the budget allows. `slice_usable` is
-    False if the slice must be replaced before another attempt.
+    False if the slice must be replaced before another attempt; `slice_recovers` is True if it comes back by itself
+    instead, and is worth waiting for.
     """
 
     kind: VerdictKind
@@ -90,6 +92,7 @@ class Verdict:
     host: str | None = None
     final: bool = False
     slice_usable: bool = False
+    slice_recovers: bool = False
 
 
 def give_verdict(evidence: Evidence) -> Verdict:
@@ -98,9 +101,10 @@ def give_verdict(evidence: Evidence) -> Verdict:
         _finished,
         _cancelled,
         _preempted,
+        _life_over,
         _slice_lost,
         _diverged,
-        _chips_busy,
+        _chips_at_fault,
         _stalled,
         _host_lost,
         _killed,
@@ -123,6 +127,7 @@ def _lines(evidence: Evidence) -> tuple[str, ...]:
     lines = [f"cloud: {evidence.cloud.condition.value}: {evidence.cloud.reason}"]
     for about, told in (
         ("stop", evidence.stop_wanted),
+        ("life of the slice", evidence.life_over),
         ("progress", evidence.stalled),
         ("loss", evidence.diverged),
     ):
@@ -148,8 +153,8 @@ def _finished(evidence: Evidence) -> Verdict | None:
     usable = not evidence.cloud.lost
     if evidence.finished:
         return Verdict(VerdictKind.FINISHED, "the last step is committed", slice_usable=usable)
-    # A program may exit with 0 because it was told to stop, by a person or by the preemption notice.
-    told = evidence.stop_wanted is not None or any(host.noticed for host in evidence.hosts)
+    # A program may exit with 0 because it was told to stop: by a person, by us, or by the preemption notice.
+    told = evidence.stop_wanted or evidence.life_over or any(host.noticed for host in evidence.hosts)
     if evidence.finished is None and _all_succeeded(evidence) and not told:
         return Verdict(VerdictKind.FINISHED, "every host's program exited with 0", slice_usable=usable)
     return None
@@ -179,9 +184,18 @@ def _preempted(evidence: Evidence) -> Verdict | None:
     return None
 
 
+def _life_over(evidence: Evidence) -> Verdict | None:
+    if evidence.life_over is None:
+        return None
+    return Verdict(VerdictKind.PREEMPTED, f"saved before the slice's life is over: {evidence.life_over}")
+
+
 def _slice_lost(evidence: Evidence) -> Verdict | None:
-    if evidence.cloud.lost or evidence.cloud.condition is Condition.RECOVERING:
-        return Verdict(VerdictKind.INFRASTRUCTURE, f"the slice failed: {evidence.cloud.reason}")
+    reason = f"the slice failed: {evidence.cloud.reason}"
+    if evidence.cloud.lost:
+        return Verdict(VerdictKind.INFRASTRUCTURE, reason)
+    if evidence.cloud.condition is Condition.RECOVERING:
+        return Verdict(VerdictKind.INFRASTRUCTURE, reason, slice_recovers=True)
     return None
 
 
@@ -194,13 +208,17 @@ def _diverged(evidence: Evidence) -> Verdict | None:
     return Verdict(VerdictKind.USER_FAILURE, reason, final=True, slice_usable=usable)
 
 
-def _chips_busy(evidence: Evidence) -> Verdict | None:
+_CHIPS = {
+    Clue.CHIPS_BUSY: "its chips are held by a process that this attempt did not start",
+    Clue.CHIPS_BROKEN: "its chips do not work",
+}
+
+
+def _chips_at_fault(evidence: Evidence) -> Verdict | None:
     for host in _failed(evidence):
         found = first_clue(host.last_lines)
-        if found is not None and found.clue is Clue.CHIPS_BUSY:
-            reason = (
-                f"{host.host}: its chips are held by a process that this attempt did not start: {found.line}"
-            )
+        if found is not None and found.clue in _CHIPS:
+            reason = f"{host.host}: {_CHIPS[found.clue]}: {found.line}"
             return Verdict(VerdictKind.INFRASTRUCTURE, reason, host=host.host)
     return None
 
