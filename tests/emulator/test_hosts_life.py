@@ -12,6 +12,7 @@ import pytest
 
 from tests.emulator.machines import alive, room, state, until
 from tpu.emulator.host_pool import BootError, EmulatedHost
+from tpu.emulator.processes import ProcessTable
 
 # Leaves by a double fork into a session of its own, as a supervisor does; prints the pid that stays.
 DETACH = """python -I -S -c '
@@ -184,10 +185,21 @@ async def test_a_host_that_cannot_boot_says_why_and_leaves_nothing(tmp_path):
         assert len(list((tmp_path / "state" / "machines").iterdir())) == 1
 
 
-async def test_twenty_hosts_boot_at_once_and_die_with_the_pool(tmp_path):
+async def test_twenty_hosts_boot_at_once_and_die_with_the_pool_by_a_few_looks(tmp_path, monkeypatch):
+    looks = 0
+
+    def look(*_: object) -> ProcessTable:
+        nonlocal looks
+        looks += 1
+        return read()
+
     async with room(tmp_path) as r:
         hosts = await asyncio.gather(*(r.boot(index=index) for index in range(20)))
         pids = [pid for host in hosts for pid in host.processes()]
         assert len(pids) == 40
+        read = ProcessTable.read
+        monkeypatch.setattr(ProcessTable, "read", look)
         await r.pool.stop()
         assert not any(alive(pid) for pid in pids)
+    # Each look goes through all processes of the machine. One host alone needs half a dozen.
+    assert looks < 2 * len(hosts), f"{looks} looks for {len(hosts)} hosts"

@@ -21,9 +21,9 @@ from tpu.emulator.metadata import MetadataServer
 from tpu.emulator.processes import (
     FREEZE_DEADLINE_S,
     Process,
+    ProcessTable,
     StillAlive,
     kill_step,
-    marked_processes,
     signal_all,
     stop_step,
 )
@@ -55,6 +55,7 @@ class HostPool:
         self._requests: socket.socket | None = None
         self._starting = asyncio.Lock()
         self._hosts: dict[str, EmulatedHost] = {}
+        self._looks = _Looks()
 
     async def start(self) -> None:
         """Start the forkserver, so that the first boot is as fast as the others."""
@@ -80,7 +81,9 @@ class HostPool:
         boot_id = uuid.uuid4().hex[:12]  # short: Unix sockets below TMPDIR have 108 bytes for a path
         machine = Machine(spec, self._machines / boot_id, boot_id, self._emulator_id)
         _make_folders(machine)
-        host = EmulatedHost(machine, MetadataServer(spec), forget=lambda: self._hosts.pop(boot_id, None))
+        host = EmulatedHost(
+            machine, MetadataServer(spec), self._looks, forget=lambda: self._hosts.pop(boot_id, None)
+        )
         self._hosts[boot_id] = host
         try:
             await host.metadata.start()
@@ -156,15 +159,43 @@ class HostPool:
             await asyncio.to_thread(process.wait)
 
 
+class _Looks:
+    """Looks into /proc, one for all hosts that ask at about the same time: a look costs time for every process
+    of the machine, and a node that is preempted can have a hundred hosts.
+    """
+
+    def __init__(self) -> None:
+        self._next: asyncio.Future[ProcessTable] | None = None
+
+    async def table(self) -> ProcessTable:
+        """Return what a look shows that begins after this call."""
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_soon(self._look)  # after all others that are ready to run
+        return await asyncio.shield(self._next)
+
+    def _look(self) -> None:
+        future, self._next = self._next, None
+        assert future is not None
+        try:
+            future.set_result(ProcessTable.read())
+        except Exception as error:
+            future.set_exception(error)
+
+
 class EmulatedHost:
     """One booted host. After `kill` it is gone; every other method is then without effect."""
 
-    def __init__(self, machine: Machine, metadata: MetadataServer, forget: Callable[[], object]) -> None:
+    def __init__(
+        self, machine: Machine, metadata: MetadataServer, looks: _Looks, forget: Callable[[], object]
+    ) -> None:
         self.spec = machine.spec
         self.host_key_public = ""  # "ssh-ed25519 AAAA…", known once it is booted
         self.metadata = metadata
         self.folder = machine.folder
         self._machine = machine
+        self._looks = looks
         self._forget = forget
         self._init = 0
         self._sshd = 0
@@ -205,7 +236,7 @@ class EmulatedHost:
         # parent may die before everybody is found, and nobody may fork meanwhile.
         with contextlib.suppress(StillAlive):
             await self._freeze(FREEZE_DEADLINE_S)
-        found = {process.pid for process in self._find()}
+        found = {process.pid for process in await self._find()}
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -214,7 +245,7 @@ class EmulatedHost:
                 self._control.write_eof()  # a host that has not told its pid yet ends by this
             await asyncio.wait({self._listener}, timeout=KILL_DEADLINE_S)
             self._control.close()
-        await self._until_none(lambda: kill_step(lambda: self._find(found)), KILL_DEADLINE_S, looks=2)
+        await self._until_none(kill_step, KILL_DEADLINE_S, looks=2, known=found)
         self._init = self._sshd = 0
         if not self._listening.done():
             self._listening.cancel()
@@ -228,7 +259,7 @@ class EmulatedHost:
 
     async def resume(self) -> None:
         """Let a hung host go on."""
-        signal_all(self._find(), signal.SIGCONT)
+        signal_all(await self._find(), signal.SIGCONT)
 
     async def kill_ssh(self) -> None:
         """SIGKILL the SSH server alone; returns when it is dead. It is started again after a second."""
@@ -236,7 +267,7 @@ class EmulatedHost:
         if not pid:
             return  # it is down already
         os.kill(pid, signal.SIGKILL)
-        await self._until_none(lambda: [p for p in self._find() if p.pid == pid and p.alive], STOP_DEADLINE_S)
+        await self._until_none(lambda found: [p for p in found if p.pid == pid and p.alive], STOP_DEADLINE_S)
 
     async def busy_chips(self) -> None:
         """Leave a process behind that holds every chip; returns when all are held.
@@ -247,7 +278,7 @@ class EmulatedHost:
             return
         self._control.write(b"b")
 
-        def free() -> list[int]:
+        def free(_: Sequence[Process]) -> list[int]:
             held = chips.held_chips(self._machine.chip_locks)
             return [chip for chip in range(self.spec.chips) if chip not in held]
 
@@ -255,25 +286,32 @@ class EmulatedHost:
 
     def processes(self) -> list[int]:
         """Return the pids of all living processes of this host, its own servers too."""
-        return [process.pid for process in self._find() if process.alive]
+        return [process.pid for process in self._own(ProcessTable.read()) if process.alive]
 
-    def _find(self, known: Iterable[int] = ()) -> list[Process]:
+    async def _find(self, known: Iterable[int] = ()) -> list[Process]:
+        return self._own(await self._looks.table(), known)
+
+    def _own(self, table: ProcessTable, known: Iterable[int] = ()) -> list[Process]:
         roots = [pid for pid in (self._init, self._sshd, *known) if pid]
-        return marked_processes(self._machine.marker, roots=roots)
+        return table.marked(self._machine.marker, roots)
 
     async def _freeze(self, deadline_s: float) -> None:
         signalled: set[int] = set()
-        await self._until_none(lambda: stop_step(self._find, signalled), deadline_s, looks=2)
+        await self._until_none(lambda found: stop_step(found, signalled), deadline_s, looks=2)
 
     async def _until_none(
-        self, step: Callable[[], Sequence[object]], deadline_s: float, looks: int = 1
+        self,
+        step: Callable[[Sequence[Process]], Sequence[object]],
+        deadline_s: float,
+        looks: int = 1,
+        known: Iterable[int] = (),
     ) -> None:
-        """Repeat `step` until it returns nothing `looks` times in a row."""
+        """Repeat `step` on this host's processes until it returns nothing `looks` times in a row."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadline_s
         clean = 0
         while clean < looks:
-            found = step()
+            found = step(await self._find(known))
             clean = 0 if found else clean + 1
             if found and loop.time() > deadline:
                 raise StillAlive(f"host {self.spec.name}: after {deadline_s:g} s there is still {found}")
@@ -288,7 +326,7 @@ class EmulatedHost:
         self._init = self._sshd = 0  # the numbers may be given to others from now on
         self._fail("its first process ended")
         if not self._killed:
-            await self._until_none(lambda: kill_step(self._find), KILL_DEADLINE_S, looks=2)
+            await self._until_none(kill_step, KILL_DEADLINE_S, looks=2)
 
     def _take(self, message: dict[str, str]) -> None:
         if message["event"] == "init":

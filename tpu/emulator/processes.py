@@ -20,6 +20,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 FREEZE_DEADLINE_S = 1.0  # not a reason to give up: what cannot be stopped may still be killed
+_MARKER = b"TPU_EMULATOR_"  # how the names of markers begin
 _DEAD = frozenset("ZXx")  # zombie or dead: holds no lock, no port, no memory
 _STOPPED = frozenset("Tt")
 
@@ -48,29 +49,45 @@ class Process:
         return self.state in _STOPPED
 
 
+class ProcessTable:
+    """All processes as one look into /proc showed them, for as many questions as there are."""
+
+    def __init__(self, processes: Iterable[Process], entries: dict[int, list[bytes]]) -> None:
+        """`entries` are those of each process's environment that can be markers."""
+        self._table = {process.pid: process for process in processes}
+        self._marked: dict[bytes, list[int]] = {}
+        for pid, found in entries.items():
+            for entry in found:
+                self._marked.setdefault(entry, []).append(pid)
+        self._children: dict[int, list[int]] = {}
+        for process in self._table.values():
+            self._children.setdefault(process.parent, []).append(process.pid)
+
+    @classmethod
+    def read(cls, proc: Path = Path("/proc")) -> ProcessTable:
+        processes = list(_all_processes(proc))
+        return cls(processes, {process.pid: _markers(proc, process.pid) for process in processes})
+
+    def marked(self, marker: str, roots: Iterable[int] = (), exclude: Iterable[int] = ()) -> list[Process]:
+        """Return all processes, dead ones too, with `marker` (TPU_EMULATOR_…=value) in their environment, those
+        of `roots`, and all that descend from either; never those of `exclude`."""
+        excluded = set(exclude)
+        roots = [pid for pid in roots if pid in self._table]
+        matched = {pid for pid in (*self._marked.get(marker.encode(), ()), *roots) if pid not in excluded}
+        queue = list(matched)
+        while queue:
+            for child in self._children.get(queue.pop(), ()):
+                if child not in matched and child not in excluded:
+                    matched.add(child)
+                    queue.append(child)
+        return [self._table[pid] for pid in sorted(matched)]
+
+
 def marked_processes(
     marker: str, roots: Iterable[int] = (), exclude: Iterable[int] = (), proc: Path = Path("/proc")
 ) -> list[Process]:
-    """Return all processes, dead ones too, with `marker` (KEY=value) in their environment, those of `roots`,
-    and all that descend from either; never those of `exclude`."""
-    wanted = b"\0" + marker.encode() + b"\0"
-    known, excluded = set(roots), set(exclude)
-    table = {process.pid: process for process in _all_processes(proc)}
-    matched = {
-        pid
-        for pid in table
-        if pid not in excluded and (pid in known or wanted in b"\0" + _environment(proc, pid) + b"\0")
-    }
-    children: dict[int, list[int]] = {}
-    for process in table.values():
-        children.setdefault(process.parent, []).append(process.pid)
-    queue = list(matched)
-    while queue:
-        for child in children.get(queue.pop(), ()):
-            if child not in matched and child not in excluded:
-                matched.add(child)
-                queue.append(child)
-    return [table[pid] for pid in sorted(matched)]
+    """Look into /proc once, for one question; see `ProcessTable.marked`."""
+    return ProcessTable.read(proc).marked(marker, roots, exclude)
 
 
 def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
@@ -82,13 +99,13 @@ def signal_all(processes: Iterable[Process], number: signal.Signals) -> None:
             continue
 
 
-def stop_step(find: Callable[[], list[Process]], signalled: set[int]) -> list[Process]:
-    """Send SIGSTOP once to all that `find` returns and that run; return those. `signalled` is kept between
-    the steps of one freeze: a process that sleeps in the kernel (it waits for its vfork'd child, say) never
-    shows as stopped, but with the signal pending it does nothing more."""
+def stop_step(found: Iterable[Process], signalled: set[int]) -> list[Process]:
+    """Send SIGSTOP once to all of these that run; return those. `signalled` is kept between the steps of one
+    freeze: a process that sleeps in the kernel (it waits for its vfork'd child, say) never shows as stopped,
+    but with the signal pending it does nothing more."""
     running = [
         process
-        for process in find()
+        for process in found
         if process.alive and not process.stopped and not (process.state == "D" and process.pid in signalled)
     ]
     signal_all(running, signal.SIGSTOP)
@@ -96,9 +113,9 @@ def stop_step(find: Callable[[], list[Process]], signalled: set[int]) -> list[Pr
     return running
 
 
-def kill_step(find: Callable[[], list[Process]]) -> list[Process]:
-    """Send SIGKILL once to all that `find` returns and that are alive; return those."""
-    living = [process for process in find() if process.alive]
+def kill_step(found: Iterable[Process]) -> list[Process]:
+    """Send SIGKILL once to all of these that are alive; return those."""
+    living = [process for process in found if process.alive]
     signal_all(living, signal.SIGKILL)
     return living
 
@@ -116,10 +133,10 @@ def kill_all(find: Callable[[], list[Process]], timeout_s: float = 10.0) -> None
     signalled: set[int] = set()
     clean = 0
     while clean < 2 and time.monotonic() < began + FREEZE_DEADLINE_S:
-        clean = 0 if stop_step(find, signalled) else clean + 1
+        clean = 0 if stop_step(find(), signalled) else clean + 1
     clean = 0
     while clean < 2:
-        living = kill_step(find)
+        living = kill_step(find())
         clean = 0 if living else clean + 1
         if living and time.monotonic() > deadline:
             raise StillAlive(f"still alive {timeout_s:g} s after SIGKILL: {[p.pid for p in living]}")
@@ -162,9 +179,12 @@ def _all_processes(proc: Path) -> Iterator[Process]:
         )
 
 
-def _environment(proc: Path, pid: int) -> bytes:
+def _markers(proc: Path, pid: int) -> list[bytes]:
     try:
         with open(f"{proc}/{pid}/environ", "rb") as file:
-            return file.read()
+            environment = file.read()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""  # gone, or another user's
+        return []  # gone, or another user's
+    if _MARKER not in environment:
+        return []
+    return [entry for entry in environment.split(b"\0") if entry.startswith(_MARKER)]
