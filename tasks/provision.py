@@ -12,7 +12,7 @@ from tpu.runs.driver import RunDriver
 
 
 def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
-    """A stockout, a preemption while creating or a passing fault; never a wrong zone, type or right."""
+    """A passing fault of the cloud; never a wrong zone, type or right, nor a user's patience that is over."""
     return isinstance(state.data, CloudError) and state.data.retryable
 
 
@@ -24,5 +24,5 @@ def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
     cache_policy=NO_CACHE,
 )
 async def provision(driver: RunDriver) -> str:
-    """Return the name of a ready slice; the driver waits longer before each try and gives up at its deadline."""
+    """Return the name of a ready slice of one of the run's candidates."""
     return (await driver.provision()).name

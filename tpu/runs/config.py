@@ -80,6 +80,9 @@ class Slice(_Part):
         gt=0,
         description="With several candidates: wait so long in one zone's queue before the next one is tried.",
     )
+    max_run_hours: float = Field(
+        default=24, gt=0, le=168, description="Life of a flex-start slice; the other kinds have none."
+    )
     allow_regions: list[str] = Field(
         default=[],
         description="Regions besides the bucket's own in which a slice may be; traffic between them costs money.",

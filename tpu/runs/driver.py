@@ -13,7 +13,6 @@ from typing import Any
 
 from tpu.checkpoint.fence import Commit, Fence, close_attempt, load_fence, open_attempt, update_fence
 from tpu.clock import Clock
-from tpu.cloud import CloudError, ErrorKind
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
 from tpu.hosts.connect import HostUnreachable, connect_all
@@ -98,13 +97,9 @@ class RunDriver:
     async def provision(self) -> ReadySlice:
         """A ready slice, the one at hand or a new one. Raises as SliceHolder.provision."""
         await self._tenure.still_wanted()
-        try:
-            return await self._slices.provision()
-        except CloudError as error:
-            if error.kind is ErrorKind.PREEMPTED:
-                name = [e.detail["slice"] for e in self.log.events if e.kind == "slice-intended"][-1]
-                await self._note_attempt_without_gang(None, name, VerdictKind.PREEMPTED, str(error))
-            raise
+        return await self._slices.provision(
+            lambda name, reason: self._note_attempt_without_gang(None, name, VerdictKind.PREEMPTED, reason)
+        )
 
     async def sync(self) -> Installed:
         """Code and environment on the slice. Raises as SliceHolder.sync."""
@@ -315,8 +310,9 @@ class RunDriver:
         started = {e.detail["attempt"]: e.detail for e in self.log.events if e.kind == "attempt-started"}
         ended = {e.detail["attempt"] for e in self.log.events if e.kind == "attempt-ended"}
         running = started.get(fence.attempt) if fence.open and fence.attempt not in ended else None
-        for name in undeleted(self.log.events):
-            view = await self._slices.left_behind(name)
+        left = [(name, await self._slices.left_behind(name)) for name in undeleted(self.log.events)]
+        # Of those that raced for the run the one that is ready is taken.
+        for name, view in sorted(left, key=lambda one: not one[1].usable):
             wanted = (running is not None and running["slice"] == name) or (
                 running is None and self._slices.slice is None and not to_end
             )

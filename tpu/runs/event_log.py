@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpu.checkpoint import files, objects
+from tpu.slices.candidate import Candidate
+from tpu.slices.zone_health import EARLY_DEATH_S
 
 READERS = 8
 
@@ -90,3 +92,31 @@ def undeleted(events: Sequence[RunEvent]) -> list[str]:
         if event.kind == "slice-deleted":
             names.pop(event.detail["slice"], None)
     return list(names)
+
+
+def candidate_of(events: Sequence[RunEvent], name: str) -> Candidate:
+    """As what a slice was asked for.
+
+    Raises:
+        KeyError: no such slice was.
+    """
+    for event in events:
+        if event.kind == "slice-intended" and event.detail["slice"] == name:
+            detail = event.detail
+            return Candidate(
+                detail["zone"], detail["accelerator_type"], detail["provisioning"], detail["price_an_hour"]
+            )
+    raise KeyError(f"no slice {name} was asked for")
+
+
+def ready_of_early_death(events: Sequence[RunEvent], name: str) -> float | None:
+    """When a slice had become ready that was preempted soon after and has served for nothing; else None.
+
+    One in whose time the run got on to a new checkpoint was worth having, however short its life was.
+    """
+    ready = next((e.time for e in events if e.kind == "slice-ready" and e.detail["slice"] == name), None)
+    ended = [e for e in events if e.kind == "attempt-ended" and e.detail["slice"] == name]
+    if ready is None or not ended or any(e.detail["last_commit"] is not None for e in ended):
+        return None
+    early = ended[-1].detail["verdict"] == "preempted" and ended[-1].time - ready <= EARLY_DEATH_S
+    return ready if early else None

@@ -18,6 +18,7 @@ from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed
 from tpu.runs.watch import GangView
 from tpu.runtime.environment import training_environment
+from tpu.slices.acquire import Wish
 from tpu.slices.labels import ownership_labels
 from tpu.slices.provision import ReadySlice
 from tpu.slices.request import SliceRequest
@@ -35,8 +36,18 @@ _WITH_PATHS = (
 )
 
 
+def slice_wish(config: RunConfig, connection: Connection, identity: Identity) -> Wish:
+    """The slice that a configuration asks for, in any of its ways."""
+    return Wish(
+        candidates=config.slice.choices,
+        request=slice_request(config, connection, identity),
+        race=config.slice.race,
+        queue_patience_s=config.slice.queue_minutes * 60,
+    )
+
+
 def slice_request(config: RunConfig, connection: Connection, identity: Identity) -> SliceRequest:
-    """The slice that a configuration asks for."""
+    """What all candidates of a configuration have in common; `SliceRequest.of` makes it the request of one."""
     wanted = config.slice
     metadata = {"ssh-keys": f"{connection.ssh_user}:{identity.public_line}"}
     if wanted.startup_script:
@@ -53,6 +64,7 @@ def slice_request(config: RunConfig, connection: Connection, identity: Identity)
         metadata=metadata,
         labels=ownership_labels(POOL, connection.ssh_user, config.name),
         deadline_s=wanted.ready_minutes * 60,
+        max_run_s=wanted.max_run_hours * 3600,
     )
 
 
@@ -93,7 +105,7 @@ def gang_spec(
 ) -> GangSpec:
     """What every host of the slice is to run for this attempt."""
     config = record.config
-    kind = accelerator_type(config.slice.accelerator_type)
+    kind = accelerator_type(ready.request.accelerator_type)
     program = config.command or [installed.python, *TRAINERS[config.framework]]
     common = (
         FRAMEWORK_VARIABLES[config.framework]

@@ -7,31 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
+from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
-from tpu.cloud import CloudError, TpuCloud
+from tpu.cloud import PREEMPTIBLE, CloudError, TpuCloud
 from tpu.connection import Connection
 from tpu.hosts.connect import connect_all
 from tpu.hosts.group import HostGroup
 from tpu.hosts.identity import Identity
 from tpu.runs import launch
 from tpu.runs.code import Bundle, relay_bundle
-from tpu.runs.event_log import EventLog, undeleted
+from tpu.runs.event_log import EventLog, candidate_of, ready_of_early_death, undeleted
+from tpu.runs.intents import RunIntents
 from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed, sync_code
 from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import unless_lost
+from tpu.slices.acquire import acquire
 from tpu.slices.condition import LifeView, slice_condition
-from tpu.slices.names import slice_name
-from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, delete_slice, provision
+from tpu.slices.project_memory import memory_of_bucket
+from tpu.slices.provision import ReadySlice, delete_slice, provision
+from tpu.slices.shared import MalformedShared, SharedContended
 
 CONNECT_S = 300.0
 DELETE_S = 1800.0
 # Between two tries to take up a slice whose cloud does not answer.
 FIND_AGAIN_S = 5.0
-# Between two requests that the cloud refused: the first pause, doubled up to the longest.
-REFUSED_FIRST_S, REFUSED_LONGEST_S = 1.0, 120.0
 
 
 class SliceHolder:
@@ -61,71 +63,48 @@ class SliceHolder:
         self._clock = clock
         self._report = report
         self._relay: Bundle | None = None
+        self._memory = memory_of_bucket(connection.bucket, clock)
 
-    async def provision(self) -> ReadySlice:
-        """A ready slice: the one at hand, or a new one whose name and intent are written before it is asked for.
+    async def provision(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
+        """A ready slice: the one at hand, or a new one of any candidate, each written down before it is asked for.
+
+        `on_preempted` gets name and reason of a slice that was taken while it was being made; another one is made.
 
         Raises:
-            tpu.cloud.errors.CloudError: the cloud refused; its kind says whether another try makes sense.
+            tpu.cloud.errors.CloudError: every candidate is refused for good.
             tpu.slices.provision.NotReady: none was ready in time.
         """
         if self.slice is not None:
             return self.slice
-        await self._wait_after_refusals()
         await self._tenure.check()
         for left in undeleted(self._log.events):
             await self.delete(left, "left before another one is made")
-        config = self._record.config
-        number = sum(event.kind == "slice-intended" for event in self._log.events) + 1
-        name = slice_name(config.name, number, f"{self._record.created}")
-        request = launch.slice_request(config, self._connection, self._identity)
-        await self._log.note(
-            "slice-intended", slice=name, zone=request.zone, accelerator_type=request.accelerator_type,
-            provisioning=request.provisioning, price_an_hour=config.slice.price_an_hour,
-        )  # fmt: skip
-        await self._log.note("provision-started", slice=name)
-        try:
-            self.slice = await provision(
-                self._cloud, request, name, self._clock, self._report, self._tenure.still_wanted
-            )
-        except (CloudError, NoLongerWanted, asyncio.CancelledError) as error:
-            reason = str(error) or "cancelled"
-            await self._log.note("provision-failed", slice=name, reason=reason)
-            if not getattr(error, "__notes__", None):  # such a note says that the deletion is not confirmed
-                await self._log.note("slice-deleted", slice=name, why=reason)
-            raise
-        await self._log.note("slice-ready", slice=name)
+        await self._log.note("slice-wanted")
+        self.slice = await acquire(
+            self._cloud,
+            launch.slice_wish(self._record.config, self._connection, self._identity),
+            RunIntents(self._record, self._log, on_preempted),
+            self._memory,
+            self._clock,
+            self._report,
+            self._tenure.still_wanted,
+        )
+        await self._log.note("slice-ready", slice=self.slice.name)
         return self.slice
-
-    async def _wait_after_refusals(self) -> None:
-        """Wait longer each time the cloud has refused in a row; a preemption while creating is no refusal.
-
-        Raises:
-            NotReady: it has refused for as long as a slice may take to be ready.
-        """
-        refused, since = 0, self._clock.time()
-        for event in reversed(self._log.events):
-            if event.kind in ("slice-ready", "attempt-ended", "driver-started"):
-                break
-            refused += event.kind == "provision-failed"
-            if event.kind == "slice-intended":
-                since = event.time
-        if refused:
-            patience_s = self._record.config.slice.ready_minutes * 60
-            if self._clock.time() - since > patience_s:
-                raise NotReady(f"refused {refused} time(s) in {patience_s / 60:g} minutes", "a slice")
-            seconds = min(REFUSED_FIRST_S * 2 ** (refused - 1), REFUSED_LONGEST_S)
-            self._report(f"the cloud refused {refused} time(s) in a row; asking again in {seconds:.0f} s")
-            await self._tenure.pause(seconds)
 
     async def delete(self, name: str, why: str) -> None:
         """Delete a slice; returns once the cloud says that it is gone."""
         await self._tenure.check()
         self._report(f"deleting slice {name}: {why}")
-        await delete_slice(self._cloud, self._record.config.slice.zone, name, self._clock, DELETE_S)
+        candidate = candidate_of(self._log.events, name)
+        await delete_slice(self._cloud, candidate.zone, name, self._clock, DELETE_S)
         if self.slice is not None and self.slice.name == name:
             self.slice, self.installed = None, None
         await self._log.note("slice-deleted", slice=name, why=why)
+        if (ready := ready_of_early_death(self._log.events, name)) is not None:
+            # What the project remembers of its zones is of use, not a condition.
+            with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
+                await self._memory.note(candidate, "early death", ready)
 
     async def condition(self) -> LifeView:
         assert self.slice is not None
@@ -177,7 +156,8 @@ class SliceHolder:
         Raises:
             CloudError: it was not ready in time, or the cloud refuses for good.
         """
-        request = launch.slice_request(self._record.config, self._connection, self._identity)
+        candidate = candidate_of(self._log.events, name)
+        request = launch.slice_request(self._record.config, self._connection, self._identity).of(candidate)
         end = self._clock.monotonic() + request.deadline_s
         while True:
             try:
@@ -207,11 +187,11 @@ class SliceHolder:
 
     async def left_behind(self, name: str) -> LifeView:
         """What the cloud says of a slice that an earlier driver asked for: it may still be on its way."""
-        wanted = self._record.config.slice
+        candidate = candidate_of(self._log.events, name)
         return await slice_condition(
             self._cloud,
-            wanted.zone,
+            candidate.zone,
             name,
-            spot=wanted.provisioning == "spot",
+            spot=candidate.provisioning in PREEMPTIBLE,
             was_ready=self._was_ready(name),
         )
