@@ -56,10 +56,10 @@ class HostEvidence:
 class Evidence:
     """All that is known when a gang has ended.
 
-    `condition` is the cloud's word, asked after the end; None if nobody asked. `stop_wanted` is who or what
-    asked for the stop. `life_over` says which limit of the slice's life made us end the gang before it was reached.
-    `stalled` says which progress was missed, `diverged` where the loss stopped being a number. `finished` is True if the last step is known to be committed; None for a program that commits
-    nothing, whose exit code 0 is its end.
+    `condition` is the cloud's word, asked after the end; None if nobody asked. `stop_wanted` is who or what asked for
+    the stop, `life_over` which limit of the slice's life made us end the gang before it was reached. `stalled` says
+    which progress was missed, `diverged` where the loss stopped being a number. `finished` is True if the last step
+    is known to be committed; None for a program that commits nothing, whose exit code 0 is its end.
     """
 
     hosts: tuple[HostEvidence, ...]

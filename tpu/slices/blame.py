@@ -1,0 +1,94 @@
+"""Whether a program or the machine under it is to blame for failures, by where else the program got further. Pure.
+
+The same steps give the same bits, so a step that was done on one slice does not fail on another by the program's own
+fault. And a program that dies as early on every slice is at fault, whatever it did before. So it is looked at all
+attempts since the run last got further than ever before: if all failures among them are on one slice, and some other
+slice has gone beyond them, the slice is to blame, whatever the exit codes say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpu.slices.verdict import VerdictKind
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An attempt that has ended: where, how, and which step it had done at last (0: none).
+
+    `reached` is None if nobody knows: of a command that does not say, or an attempt that never started.
+    """
+
+    slice: str
+    kind: VerdictKind
+    reached: int | None
+
+
+def as_charged(attempts: Sequence[Tried]) -> list[VerdictKind]:
+    """Verdicts as budgets count them: a user failure for which a slice is to blame counts as infrastructure."""
+    charged = [attempt.kind for attempt in attempts]
+    for streak in _streaks(attempts):
+        failed = [i for i in streak if attempts[i].kind is VerdictKind.USER_FAILURE]
+        slices = {attempts[i].slice for i in failed}
+        if len(slices) != 1 or not _got_further(attempts, failed, slices.pop()):
+            continue
+        for i in failed:
+            charged[i] = VerdictKind.INFRASTRUCTURE
+    return charged
+
+
+def suspect(attempts: Sequence[Tried], allowed: int | None) -> str | None:
+    """Why the slice of the newest attempt is not to be used again; None if nothing speaks against it.
+
+    `allowed` is how many user failures the run may have. If all of them are spent on one slice without getting any
+    further, the last try is made on another one: it tells whose fault it is.
+    """
+    if not attempts or attempts[-1].kind is not VerdictKind.USER_FAILURE:
+        return None
+    newest, charged = attempts[-1], as_charged(attempts)
+    if charged[-1] is VerdictKind.INFRASTRUCTURE:
+        return f"the program fails on {newest.slice}, and has got further on another slice"
+    spent = sum(kind is VerdictKind.USER_FAILURE for kind in charged)
+    if newest.reached is None or allowed is None or spent != allowed:
+        return None
+    failed = [one for one in attempts if one.kind is VerdictKind.USER_FAILURE]
+    alike = [one for one in failed if one.slice == newest.slice and (one.reached or 0) <= newest.reached]
+    if len(alike) < 2 or len(alike) != len(failed):
+        return None
+    return (
+        f"the program has failed {len(alike)} times on {newest.slice}; the last try is made on another slice"
+    )
+
+
+def _streaks(attempts: Sequence[Tried]) -> list[list[int]]:
+    """Attempts that did not get further than those before, in groups between those that did.
+
+    An attempt that got further than ever and failed there begins a group, if the next one fails on the same slice:
+    once is no pattern.
+    """
+    streaks: list[list[int]] = [[]]
+    furthest = 0
+    for i, attempt in enumerate(attempts):
+        if (attempt.reached or 0) <= furthest:
+            streaks[-1].append(i)
+            continue
+        furthest = attempt.reached or 0
+        following = attempts[i + 1] if i + 1 < len(attempts) else None
+        again = following is not None and following.kind is VerdictKind.USER_FAILURE
+        begins = again and following is not None and following.slice == attempt.slice
+        streaks.append([i] if begins and attempt.kind is VerdictKind.USER_FAILURE else [])
+    return streaks
+
+
+def _got_further(attempts: Sequence[Tried], failed: Sequence[int], slice: str) -> bool:
+    """Whether another slice has gone beyond every one of these failures, and this one never did after them."""
+    deaths = [attempts[i].reached for i in failed]
+    if not deaths or any(step is None for step in deaths):
+        return False
+    furthest = max(step for step in deaths if step is not None)
+    beyond = [(i, one.slice) for i, one in enumerate(attempts) if (one.reached or 0) > furthest]
+    # If it passed on the same slice later, it was chance, and chance is the program's.
+    passed_later = any(other == slice and i > failed[0] for i, other in beyond)
+    return not passed_later and any(other != slice for _, other in beyond)
