@@ -62,7 +62,7 @@ def slice_request(config: RunConfig, connection: Connection, identity: Identity)
         external_ips=wanted.external_ips,
         service_account=wanted.service_account,
         metadata=metadata,
-        labels=ownership_labels(POOL, connection.ssh_user, config.name),
+        labels=ownership_labels(POOL, connection.ssh_user, config.name, connection.bucket),
         deadline_s=wanted.ready_minutes * 60,
         max_run_s=wanted.max_run_hours * 3600,
     )
