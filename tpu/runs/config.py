@@ -80,6 +80,11 @@ class Slice(_Part):
         gt=0,
         description="With several candidates: wait so long in one zone's queue before the next one is tried.",
     )
+    repair_minutes: float = Field(
+        default=60,
+        ge=0,
+        description="An on-demand or reserved slice that is being repaired is waited for so long, then replaced.",
+    )
     max_run_hours: float = Field(
         default=24, gt=0, le=168, description="Life of a flex-start slice; the other kinds have none."
     )
@@ -106,6 +111,28 @@ class Slice(_Part):
     ready_minutes: float = Field(
         default=90, gt=0, description="Give up when no slice is ready after this many minutes."
     )
+    chips: int | None = Field(
+        default=None,
+        description="So many chips of a slice with one host, shared with other runs: 1, 2, 4 or 8; the whole slice if "
+        "empty.",
+    )
+    pool_hours: float = Field(
+        default=168, gt=0, description="Give up when the pool had no place for so many hours."
+    )
+
+    @model_validator(mode="after")
+    def _chips_of_one_host(self) -> Slice:
+        for name in self.types if self.chips is not None else ():
+            kind = accelerator_type(name)
+            fits = [number for number in (1, 2, 4, 8) if number <= kind.chips]
+            if kind.hosts > 1 or self.chips not in fits:
+                offer = (
+                    f"{', '.join(map(str, fits))} of its {kind.chips} chips" if kind.hosts == 1 else "no part"
+                )
+                raise ValueError(
+                    f"chips: a run can have {offer} of a {name} ({kind.hosts} host(s)); found {self.chips}"
+                )
+        return self
 
     @property
     def choices(self) -> tuple[Candidate, ...]:
@@ -185,6 +212,17 @@ class RunConfig(_Part):
         default=CheckpointRule(), description="At which steps a segment ends."
     )
     slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
+    pool: str = Field(
+        default="default",
+        pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
+        description="Pool of slices that the run takes its own from and gives it back to.",
+    )
+    priority: int = Field(
+        default=0,
+        ge=-1000,
+        le=1000,
+        description="Runs of a higher priority may evict those of a lower one, at their next commit.",
+    )
     code: str = Field(
         default="working-tree",
         description="The program: working-tree (from a terminal), a git URL or path with @commit, or a gs:// bundle.",
@@ -306,7 +344,8 @@ class RunConfig(_Part):
 
         How far the run goes, where it is cut, on what terms its slice is had and what is watched do not.
         """
-        return {
+        part = {} if self.slice.chips is None else {"chips": self.slice.chips}
+        return part | {
             "framework": self.framework,
             "training": self.training.model_dump(mode="json") if self.training else None,
             "command": self.command,

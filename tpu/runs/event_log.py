@@ -86,22 +86,24 @@ def _event(url: str, content: bytes) -> RunEvent:
 
 
 def undeleted(events: Sequence[RunEvent]) -> list[str]:
-    """Slices that were asked for and whose deletion the cloud has not confirmed, oldest first."""
-    names = {event.detail["slice"]: None for event in events if event.kind == "slice-intended"}
+    """Slices that were asked for or taken from the pool, and neither given back nor confirmed as deleted, in order."""
+    names: dict[str, None] = {}
     for event in events:
-        if event.kind == "slice-deleted":
+        if event.kind in ("slice-intended", "slice-leased"):
+            names[event.detail["slice"]] = None
+        elif event.kind in ("slice-deleted", "slice-released"):
             names.pop(event.detail["slice"], None)
     return list(names)
 
 
 def candidate_of(events: Sequence[RunEvent], name: str) -> Candidate:
-    """As what a slice was asked for.
+    """As what a slice was asked for, by this run or by whoever put it into the pool.
 
     Raises:
         KeyError: no such slice was.
     """
     for event in events:
-        if event.kind == "slice-intended" and event.detail["slice"] == name:
+        if event.kind in ("slice-intended", "slice-leased") and event.detail["slice"] == name:
             detail = event.detail
             return Candidate(
                 detail["zone"], detail["accelerator_type"], detail["provisioning"], detail["price_an_hour"]
@@ -120,3 +122,9 @@ def ready_of_early_death(events: Sequence[RunEvent], name: str) -> float | None:
         return None
     early = ended[-1].detail["verdict"] == "preempted" and ended[-1].time - ready <= EARLY_DEATH_S
     return ready if early else None
+
+
+def in_repair(events: Sequence[RunEvent], name: str) -> bool:
+    """Whether an earlier driver was waiting for the repair of a slice, and did not see the end of it."""
+    waits = [e.kind for e in events if e.kind.startswith("repair-wait-") and e.detail["slice"] == name]
+    return bool(waits) and waits[-1] == "repair-wait-started"

@@ -11,6 +11,7 @@ from typing import Any
 from tpu.checkpoint import objects
 from tpu.runs.config import RunConfig, configuration_hash, differences, parse_run_config
 from tpu.runs.plan import stop_steps
+from tpu.slices.names import short_uid
 from tpu.train.text import text_sha256
 
 
@@ -52,6 +53,11 @@ class RunRecord:
         if self.parent is not None:
             numbers["forked_from"] = {"hash": self.parent["hash"], "step": self.parent["step"]}
         return configuration_hash(numbers)
+
+    @property
+    def uid(self) -> str:
+        """Tells this run from all others, also from an earlier one of the same name."""
+        return short_uid(self.config.name, f"{self.created}")
 
     @property
     def first_step(self) -> int:
