@@ -26,7 +26,7 @@ class Connection:
     `external`, `internal`, `iap`, or a ProxyCommand in which `%h` and `%p` stand for address and port.
     `host_python` is an interpreter that the hosts already have with every package in it; None means that an
     environment is built on each host. `host_python_xla` is the same for PyTorch/XLA, which has an environment of
-    its own.
+    its own. `grant` is the chips that may be used, as tpu.slices.grant reads them; None is any.
     """
 
     project: str
@@ -39,6 +39,7 @@ class Connection:
     ssh_route: str = "external"
     host_python: str | None = None
     host_python_xla: str | None = None
+    grant: str | None = None
     home: Path = Path.home() / ".tpu-relay"
 
     @classmethod
@@ -76,6 +77,7 @@ class Connection:
             ssh_route=environment.get("TPU_RELAY_SSH_ROUTE", "external"),
             host_python=environment.get("TPU_RELAY_HOST_PYTHON") or None,
             host_python_xla=environment.get("TPU_RELAY_HOST_PYTHON_XLA") or None,
+            grant=environment.get("TPU_RELAY_GRANT") or None,
             home=Path(home) if home else Path.home() / ".tpu-relay",
         )
 

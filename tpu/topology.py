@@ -59,7 +59,7 @@ _TOPOLOGIES: dict[str, dict[int, str]] = {
 }
 
 # What people write for a generation that the API calls otherwise.
-_SPOKEN_GENERATIONS = {"v5e": "v5litepod", "v5lite": "v5litepod", "v6": "v6e", "trillium": "v6e"}
+SPOKEN_GENERATIONS = {"v5e": "v5litepod", "v5lite": "v5litepod", "v6": "v6e", "trillium": "v6e"}
 
 
 class UnknownAcceleratorType(ValueError):
@@ -147,7 +147,7 @@ def accelerator_type(name: str) -> AcceleratorType:
 
 def _near_matches(name: str) -> tuple[str, ...]:
     generation, _, size = name.strip().lower().partition("-")
-    generation = _SPOKEN_GENERATIONS.get(generation, generation)
+    generation = SPOKEN_GENERATIONS.get(generation, generation)
     sizes = _TOPOLOGIES.get(generation)
     if sizes is None:
         return tuple(difflib.get_close_matches(f"{generation}-{size}", ACCELERATOR_TYPES, n=3, cutoff=0.7))

@@ -196,6 +196,22 @@ def check_bucket(bucket_url: str, policy: RetryPolicy = DEFAULT_RETRY) -> None:
         ) from error
 
 
+def bucket_location(bucket_url: str) -> tuple[str, tuple[str, ...]] | None:
+    """Where a bucket is, as the service says it: its location, and the two of a dual-region.
+
+    None if the right to ask is missing (storage.buckets.get), which nothing else needs.
+    """
+    from google.api_core.exceptions import Forbidden, Unauthorized
+
+    name = bucket_url.removeprefix("gs://").rstrip("/")
+    client = _client(_server(), os.getpid())
+    try:
+        bucket = retrying(f"asking where {bucket_url} is", lambda: client.get_bucket(name, **_ONCE))
+    except (Forbidden, Unauthorized):
+        return None
+    return (bucket.location, tuple(bucket.data_locations or ())) if bucket.location else None
+
+
 def _put(url: str, data: bytes, generation: int, labels: Mapping[str, str] | None) -> int:
     from google.api_core.exceptions import PreconditionFailed
 

@@ -35,14 +35,24 @@ class GcsError(RuntimeError):
 
 
 class GcsServer:
-    """One server on 127.0.0.1. Its objects live under `root` and survive a restart; it writes to `log`."""
+    """One server on 127.0.0.1. Its objects live under `root` and survive a restart; it writes to `log`.
+
+    `location` is where it says that its bucket is: a region or multi-region, as Google writes them.
+    """
 
     def __init__(
-        self, root: Path, log: Path, *, emulator_id: str | None = None, bucket: str = "relay-emulated"
+        self,
+        root: Path,
+        log: Path,
+        *,
+        emulator_id: str | None = None,
+        bucket: str = "relay-emulated",
+        location: str = "US",
     ) -> None:
         self._root = Path(root)
         self._log = Path(log)
         self._bucket = bucket
+        self._location = location
         self._environment = {"TPU_EMULATOR_ID": emulator_id} if emulator_id else {}
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,6 +96,7 @@ class GcsServer:
             "filesystem-root": str(self._root),
             "external-url": f"http://{address}",
             "public-host": address,
+            "location": self._location,
             "log-level": "warn",
         }
         flags = [text for name, value in options.items() for text in (f"-{name}", value)]
