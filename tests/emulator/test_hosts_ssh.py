@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 
 import asyncssh
 import pytest
@@ -111,6 +112,24 @@ async def test_a_channel_stays_open_while_a_background_process_holds_the_output(
             await client.run("echo > door")
             assert await process.stdout.readline() == "late\n"
             assert (await process.wait()).exit_status == 0
+
+
+@pytest.mark.skipif(shutil.which("scp") is None, reason="OpenSSH is not installed here")
+async def test_openssh_copies_files(tmp_path):
+    async with room(tmp_path) as r:
+        host = await r.boot()
+        key, known, local = tmp_path / "key", tmp_path / "known", tmp_path / "local"
+        key.write_bytes(r.key.export_private_key())
+        key.chmod(0o600)
+        known.write_text(f"[{host.spec.address}]:{host.spec.ssh_port} {host.host_key_public}\n")
+        local.write_bytes(os.urandom(1_000_000))
+        options = ("-i", str(key), "-o", f"UserKnownHostsFile={known}", "-P", str(host.spec.ssh_port))
+        there = f"{USER}@{host.spec.address}:there"
+        for source, target in ((str(local), there), (there, str(tmp_path / "back"))):
+            process = await asyncio.create_subprocess_exec("scp", "-F", "none", *options, source, target)
+            assert await process.wait() == 0
+        assert (host.spec.home / "there").read_bytes() == local.read_bytes()
+        assert (tmp_path / "back").read_bytes() == local.read_bytes()
 
 
 async def test_files_go_over_sftp_and_scp_below_the_home_folder(tmp_path):
