@@ -140,6 +140,33 @@ def show(run: RunName) -> None:
 
 
 @app.command()
+def status(run: RunName) -> None:
+    """Say how a run is now; while it has no slice yet, why: one line a candidate."""
+    from tpu.runs.showing import status_of
+
+    print("\n".join(status_of(_run(run)[1])))
+
+
+@app.command()
+def zones(
+    forget: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="know nothing of a zone any more, such as of missing quota"),
+    ] = None,
+) -> None:
+    """Say how zones have served lately: which are asked slower or not at all, and why."""
+    from tpu.clock import SystemClock
+    from tpu.runs.showing import zone_lines
+    from tpu.slices.project_memory import memory_of_bucket
+
+    memory = memory_of_bucket(_connection().bucket, SystemClock())
+    if forget is not None:
+        asyncio.run(memory.forget(forget))
+    lines = zone_lines(asyncio.run(memory.health()), SystemClock().time())
+    print("\n".join(lines) or "nothing bad is known of any zone")
+
+
+@app.command()
 def logs(
     run: RunName,
     host: HostIndex = 0,
@@ -280,6 +307,42 @@ def profile(
     print(
         f"{where}\nXProf: give it this folder as --logdir; Perfetto (https://ui.perfetto.dev): open its .trace.json.gz"
     )
+
+
+@app.command()
+def reap(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="say what would be deleted; change nothing")
+    ] = False,
+    pool: Annotated[str | None, typer.Option(help="look at this pool's slices only")] = None,
+    zone: Annotated[
+        list[str] | None, typer.Option(help="a zone to ask, should the cloud not answer for all at once")
+    ] = None,
+) -> None:
+    """Delete the slices that nobody needs any more. Takes about a minute, to see who is silent."""
+    from tpu.clock import SystemClock
+    from tpu.cloud.google import open_cloud
+    from tpu.runs.reap_report import to_markdown
+    from tpu.runs.reaping import Reaped, Reaper, Scope
+    from tpu.runs.terminal_report import print_rendered
+    from tpu.slices.lease_book import GcsLeaseBook
+
+    connection = _connection()
+
+    async def once() -> Reaped:
+        async with open_cloud(connection) as cloud:
+            scope, book = Scope(connection.bucket, pool, tuple(zone or ())), GcsLeaseBook(connection.bucket)
+            return await Reaper(scope, cloud, book, SystemClock(), _say).run(dry_run=dry_run)
+
+    done = asyncio.run(once())
+    text = to_markdown(done)
+    if sys.stdout.isatty():
+        print_rendered(text, "", sys.stdout)
+    else:
+        print(text)
+    if done.troubles:
+        print(f"relay: {len(done.troubles)} troubles, see above", file=sys.stderr)
+        sys.exit(1)
 
 
 def _time(seconds: float) -> str:

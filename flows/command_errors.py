@@ -19,6 +19,7 @@ from tpu.runs.logs import NoLog
 from tpu.runs.record import MalformedRecord, RunNameTaken, RunNotFound, TooFewSteps
 from tpu.runs.remote import HostNotReady, NoSuchHost, ProfileFailed
 from tpu.runs.stopping import NotStopped
+from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.train.text import TextNotFoundError
 
 PROBLEM, WRONG_USAGE = 1, 2
@@ -30,7 +31,7 @@ _WRONG_USAGE = (
 _PROBLEM = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
-    MalformedRecord, MalformedController, MalformedEvent,
+    MalformedRecord, MalformedController, MalformedEvent, MalformedShared, SharedContended,
 )  # fmt: skip
 
 

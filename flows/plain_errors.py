@@ -22,11 +22,12 @@ from tpu.runs.evaluation import EvaluationFailed
 from tpu.runs.event_log import MalformedEvent
 from tpu.runs.record import MalformedRecord, RunNameTaken
 from tpu.runs.tenure import StopRequested
+from tpu.slices.shared import MalformedShared, SharedContended
 
 EXPECTED = (
     AttemptEnded, CloudError, CodeError, ConnectionSettingsError, ControllerLost, EvaluationFailed, RunIsDriven,
     RunNameTaken, StopRequested, BucketUnusable, SecretTooShort, MalformedRecord, MalformedController, MalformedEvent,
-    MalformedFence, MaxCostReached,
+    MalformedFence, MaxCostReached, MalformedShared, SharedContended,
 )  # fmt: skip
 
 

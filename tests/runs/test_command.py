@@ -24,11 +24,15 @@ from tpu.checkpoint import files
 from tpu.checkpoint.digest import parameters_digest
 from tpu.checkpoint.fence import open_attempt, update_fence
 from tpu.checkpoint.paths import checkpoint_url
+from tpu.clock import SystemClock
 from tpu.emulator.emulator import Emulator
 from tpu.runs.controller import claim, this_process
 from tpu.runs.event_log import EventLog
 from tpu.runs.logs import NoLog, read_log
 from tpu.runs.record import load_record
+from tpu.runs.waiting_board import load_waiting, shown_waiting
+from tpu.slices.candidate import Candidate
+from tpu.slices.zone_health import PlaceHealth, ZoneHealth, closed, noted, to_json
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +54,20 @@ def _environment(shown: Track, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-COMMANDS = ["runs", "show", "logs", "ssh", "stop", "extend", "fork", "export", "verify", "profile"]
+COMMANDS = [
+    "runs",
+    "show",
+    "status",
+    "zones",
+    "logs",
+    "ssh",
+    "stop",
+    "extend",
+    "fork",
+    "export",
+    "verify",
+    "profile",
+]
 
 
 def test_help_is_quick_and_names_every_command():
@@ -319,3 +336,43 @@ def free_port() -> Iterator[int]:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield held.getsockname()[1]
+
+
+def test_V1_zones_says_what_is_known_and_forgets_it(shown: Track, terminal: Terminal):
+    url = f"{shown.emulator.env['TPU_RELAY_BUCKET']}/pools/zone-health.json"
+    assert terminal.relay("zones", "--forget", "us-east5-a").out == "nothing bad is known of any zone\n"
+    known = PlaceHealth()
+    for number in range(8):
+        known = noted(known, "stockout", (now := time.time() + number), now)
+    health = ZoneHealth().having(Candidate("us-east1-d", "v6e-8", "spot"), known)
+    health = health.having(Candidate("us-east5-a", "v6e-8", "spot"), closed(PlaceHealth(), "TPUV6E"))
+    files.write(url, json.dumps(to_json(health)).encode())
+    told = terminal.relay("zones").out.splitlines()
+    assert re.fullmatch(
+        r"spot v6e-8 in us-east1-d: not asked before [\d:]+: .*no capacity; in .*: 8 stock.*", told[0]
+    )
+    assert told[1].startswith(
+        "spot v6e-8 in us-east5-a: never asked, the project has none of the quota 'TPUV6E'"
+    )
+    told = terminal.relay("zones", "--forget", "us-east5-a").out.splitlines()
+    assert [line[:26] for line in told] == ["spot v6e-8 in us-east1-d: "]
+    files.write(url, b"[1")
+    damaged = terminal.relay("zones")
+    assert damaged.code == 1
+    assert "zone-health.json cannot be understood" in damaged.sentence
+    files.remove([url])
+
+
+async def test_status_says_why_there_is_no_slice_while_it_is_waited_for(shown: Track, terminal: Terminal):
+    directory = shown.directory("done")
+    assert terminal.relay("status", "done").out == "done: finished; step 40 of 40\n"
+    async with shown_waiting(directory, SystemClock()) as waiting:
+        waiting.say("spot v4-8 in us-central2-b", "waiting for capacity")
+        seen = await asyncio.to_thread(
+            shown.emulator.wait_for, lambda: load_waiting(directory), "it is shown in the bucket"
+        )
+        assert seen is not None
+        assert seen.lines == ("spot v4-8 in us-central2-b: waiting for capacity",)
+        # What a driver that died has left is not told as if it were so now.
+        assert terminal.relay("status", "done").out == "done: finished; step 40 of 40\n"
+    assert load_waiting(directory) is None

@@ -10,9 +10,12 @@ from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, load_events
 from tpu.runs.ledger import Ledger, in_dollars, make_sum
-from tpu.runs.overview import state_of
+from tpu.runs.overview import reached, state_of
 from tpu.runs.record import RunRecord, load_record
 from tpu.runs.report import cost_text
+from tpu.runs.waiting_board import load_waiting
+from tpu.slices import zone_health
+from tpu.slices.zone_health import Closed, Fine, Paused, Slowed, ZoneHealth
 
 _SHOWN = (
     "slice-ready", "slice-leased", "slice-deleted", "slice-released", "provision-failed", "attempt-started",
@@ -44,6 +47,51 @@ def describe_run(run_dir: str) -> list[str]:
         *([f"{'checkpoints':14} {commits}"] if record.config.commits else []),
         *(_event(event, record.config.commits) for event in events if event.kind in _SHOWN),
     ]
+
+
+def status_of(run_dir: str) -> list[str]:
+    """How a run is now, in a line or two: its state, how far it is, and what it has or waits for.
+
+    Raises:
+        tpu.runs.record.RunNotFound: there is no such run.
+    """
+    record, fence, seen = load_record(run_dir), load_fence(run_dir), observe(run_dir)
+    events, waiting = load_events(run_dir), load_waiting(run_dir)
+    state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
+    far = f"; step {reached(record, fence, events)} of {record.config.steps}" if record.config.commits else ""
+    lines = [f"{record.config.name}: {state}{far}"]
+    if waiting is not None and state.startswith("driven"):
+        ago = max(0.0, time.time() - waiting.time)
+        lines += [f"waits for a slice (as of {ago:.0f} s ago):", *(f"  {line}" for line in waiting.lines)]
+    else:
+        held = [
+            f"{one.slice} ({one.candidate})" for one in make_sum(events, time.time()).holdings if one.open
+        ]
+        lines += [f"holds {', '.join(held)}"] if held else []
+    return lines
+
+
+def zone_lines(health: ZoneHealth, now: float) -> list[str]:
+    """How each place that something is known of has served, and whether it is asked now."""
+    lines = []
+    for (zone, kind, provisioning), known in sorted(health.places.items()):
+        match zone_health.verdict(known, now):
+            case Fine():
+                found = "asked as usual"
+            case Slowed(wait_s, why):
+                found = f"asked slower, again in {wait_s:.0f} s: {why}"
+            case Paused(until, why):
+                found = f"not asked before {_clock(until)}: {why}"
+            case Closed(quota):
+                found = (
+                    f"never asked, the project has none of the quota '{quota}' (relay zones --forget {zone})"
+                )
+        lines.append(f"{provisioning} {kind} in {zone}: {found}; {zone_health.summary(known, now)}")
+    return lines
+
+
+def _clock(seconds: float) -> str:
+    return datetime.datetime.fromtimestamp(seconds).strftime("%H:%M:%S")
 
 
 def _rate(ledger: Ledger) -> str:

@@ -243,7 +243,7 @@ class _Acquisition:
         tasks = list(self._running)
         self._running.clear()
         for task in tasks:
-            task.cancel()
+            task.cancel(why)
         ended = await asyncio.gather(*tasks, return_exceptions=True)
         late = [ready for ready in (*ended, also) if isinstance(ready, ReadySlice)]
         await asyncio.gather(*(self._delete(ready, why) for ready in late))
@@ -338,7 +338,7 @@ class _Acquisition:
     async def _note_end(self, name: str, error: BaseException) -> None:
         await self._book.ended(
             name,
-            str(error) or "no longer wanted",
+            str(error) or "cancelled",
             # A note on the error says that its deletion is not confirmed.
             deleted=not getattr(error, "__notes__", None),
             preempted=isinstance(error, CloudError) and error.kind is ErrorKind.PREEMPTED,

@@ -25,6 +25,11 @@ HALT_FROM, FIRST_HALT_S = 7, 120.0
 KEPT = 64
 
 Kind = Literal["stockout", "early death", "success"]
+_PLURALS: Mapping[Kind, str] = {
+    "stockout": "stockout(s)",
+    "early death": "early death(s)",
+    "success": "success(es) after them",
+}
 Place = tuple[str, str, str]
 
 
@@ -153,6 +158,13 @@ def bad_in_a_row(outcomes: tuple[Outcome, ...] | list[Outcome]) -> int:
             break
         count += 1
     return count
+
+
+def summary(health: PlaceHealth, now: float) -> str:
+    """What is remembered of the window, in a few words."""
+    kinds = [one.kind for one in health.outcomes if now - one.at < WINDOW_S]
+    counted = [f"{kinds.count(kind)} {name}" for kind, name in _PLURALS.items() if kind in kinds]
+    return f"in the last {WINDOW_S / 60:.0f} minutes: {', '.join(counted) or 'nothing bad'}"
 
 
 def _last_bad(outcomes: list[Outcome]) -> float | None:
