@@ -36,6 +36,8 @@ from tpu.runs.record import (
     load_record,
     run_directory,
 )
+from tpu.slices.preflight import Traffic, settings_problems
+from tpu.slices.request import SliceRequest
 from tpu.topology import accelerator_type
 from tpu.train.text import TextNotFoundError
 
@@ -90,7 +92,7 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
     ) as error:  # fmt: skip
         parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:
-        print(describe(run))
+        print(describe(run, _connection()))
         return
     try:
         with _prefect_server():
@@ -172,27 +174,66 @@ def _recorded(name: str) -> RunConfig:
     return load_record(run_directory(Connection.from_environment().bucket, name)).config
 
 
-def describe(run: RunConfig) -> str:
-    """What a run would make, in a few lines."""
-    kind = accelerator_type(run.slice.accelerator_type)
+def describe(run: RunConfig, connection: Connection | None = None) -> str:
+    """What a run would make, in a few lines; with a connection, also what of it would be refused."""
     stops = stop_steps(run.checkpoints, run.steps) if run.commits else (run.steps,)
     shown = ", ".join(map(str, stops[:8])) + (f", … {stops[-1]}" if len(stops) > 8 else "")
-    price = run.slice.price_an_hour
-    cost = (
-        f"${price:.2f} an hour while the slice exists"
-        if price is not None
-        else "not known: set slice.price_an_hour"
-    )
     built_in = f"the built-in {run.training.workload.kind} training in JAX" if run.training else ""
     program = " ".join(run.command or [built_in])
     return "\n".join(
         [
             f"run        {run.name}: {program}, {run.steps} steps",
-            f"slice      one {run.slice.provisioning} {kind.name} in {run.slice.zone}: {kind.chips} chips, "
-            f"{kind.hosts} host(s), image {run.slice.runtime_version or kind.runtime_version}",
-            f"cost       {cost}",
+            *_candidate_lines(run),
             f"segments   {len(stops)}, ending at steps {shown}",
             f"code       {run.code}",
-            "nothing was made, and nobody was asked whether the zone offers it (dry run)",
+            *(f"refused    {problem}" for problem in _refused(run, connection)),
+            "nothing was made, and nobody was asked what the zones offer and where the bucket is (dry run)",
         ]
     )
+
+
+def _candidate_lines(run: RunConfig) -> list[str]:
+    """Each way to get the slice, with its price, and in which order they are gone."""
+    lines, choices = [], run.slice.choices
+    for number, choice in enumerate(choices, 1):
+        kind = accelerator_type(choice.accelerator_type)
+        image = run.slice.runtime_version or kind.runtime_version
+        price = (
+            f"${choice.price_an_hour:.2f} an hour"
+            if choice.price_an_hour is not None
+            else "price not known: set price_an_hour"
+        )
+        head = "slice      " if number == 1 else "           "
+        which = f"{number}. " if len(choices) > 1 else ""
+        lines.append(
+            f"{head}{which}{choice}: {kind.chips} chips, {kind.hosts} host(s), image {image}, {price}"
+        )
+    if len(choices) > 1:
+        how = (
+            f"{min(run.slice.race, len(choices))} are asked at once, and the first that is ready is kept"
+            if run.slice.race > 1
+            else "asked in this order"
+        )
+        lines.append(
+            f"           {how}; each waits {run.slice.queue_minutes:g} minutes in its zone's queue before the next"
+        )
+    lines.append(f"           given up when none is ready after {run.slice.ready_minutes:g} minutes")
+    return lines
+
+
+def _refused(run: RunConfig, connection: Connection | None) -> list[str]:
+    if connection is None:
+        return []
+    choices = run.slice.choices
+    request = SliceRequest(choices[0].zone, choices[0].accelerator_type, external_ips=run.slice.external_ips)
+    problems = settings_problems(
+        choices, request, connection, None, run.slice.allow_regions, Traffic(None, 0)
+    )
+    return [text for _, text in problems]
+
+
+def _connection() -> Connection | None:
+    try:
+        return Connection.from_environment()
+    except ConnectionSettingsError:
+        return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.arguments import train_from_terminal
+from flows.arguments import describe, train_from_terminal
 from flows.train import train
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import flow_runs
@@ -14,7 +14,8 @@ from tests.scenarios.terminal import said
 from tpu.checkpoint import files
 from tpu.checkpoint.objects import BucketUnusable
 from tpu.cloud import CloudError, ErrorKind
-from tpu.runs.config import RunConfig
+from tpu.connection import Connection
+from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.driver import AttemptEnded
 
 GOOD = "name: wrong\ncommand: python train.py\nsteps: 10\n"
@@ -111,6 +112,38 @@ def test_a_dry_run_says_what_would_be_made_and_calls_nothing(
         "nothing was made",
     ):
         assert words in output
+
+
+def test_a_dry_run_shows_every_candidate_with_its_price_and_what_would_be_refused():
+    run = parse_run_config(
+        {
+            "name": "many",
+            "command": "python train.py",
+            "slice": {
+                "accelerator_type": "v6e-8",
+                "zone": "us-east5-a",
+                "price_an_hour": 8.2,
+                "candidates": [{}, {"zone": "europe-west4-a"}, {"provisioning": "on-demand"}],
+                "race": 2,
+                "external_ips": False,
+            },
+        }
+    )
+    lines = describe(run, Connection("p", "gs://b", grant="v6e:us-east5-a:spot=16")).splitlines()
+    assert [line[11:] for line in lines[1:6]] == [
+        "1. spot v6e-8 in us-east5-a: 8 chips, 1 host(s), image v2-alpha-tpuv6e, $8.20 an hour",
+        "2. spot v6e-8 in europe-west4-a: 8 chips, 1 host(s), image v2-alpha-tpuv6e, $8.20 an hour",
+        "3. on-demand v6e-8 in us-east5-a: 8 chips, 1 host(s), image v2-alpha-tpuv6e, price not known: set "
+        "price_an_hour",
+        "2 are asked at once, and the first that is ready is kept; each waits 10 minutes in its zone's queue before "
+        "the next",
+        "given up when none is ready after 90 minutes",
+    ]
+    refused = [line for line in lines if line.startswith("refused")]
+    assert len(refused) == 3
+    assert "slice.external_ips is false" in refused[0]
+    assert "spot v6e-8 in europe-west4-a: the grant" in refused[1]
+    assert "on-demand v6e-8 in us-east5-a: the grant" in refused[2]
 
 
 async def test_a_bucket_that_is_not_there_is_named_and_nothing_is_made(
