@@ -479,16 +479,10 @@ async def test_C6_who_lost_the_right_to_act_leaves_everything_as_it_is(
     assert len(emulator.queued_resources()) == 1
 
 
-def without_queue(emulator: Emulator) -> None:
-    """Let the zone refuse queued resources, as zones do that have none."""
-    message = f"Queued resources are not supported in zone {ZONE}."
-    emulator.fail_next("CreateQueuedResource", "UNIMPLEMENTED", message, times=100)
-
-
 async def test_a_zone_without_queued_resources_gives_a_plain_node(
     cloud: GoogleTpuCloud, emulator: Emulator
 ) -> None:
-    without_queue(emulator)
+    emulator.set_queues(ZONE, False)
     emulator.set_delay(0.5)
     said: list[str] = []
     ready = await make(cloud, said=said)
@@ -505,7 +499,7 @@ async def test_a_zone_without_queued_resources_gives_a_plain_node(
 async def test_a_plain_node_that_cannot_be_made_leaves_nothing(
     cloud: GoogleTpuCloud, emulator: Emulator
 ) -> None:
-    without_queue(emulator)
+    emulator.set_queues(ZONE, False)
     emulator.stockout(ZONE, "v4-8")
     with pytest.raises(CloudError) as caught:
         await make(cloud)
@@ -514,7 +508,7 @@ async def test_a_plain_node_that_cannot_be_made_leaves_nothing(
 
 
 async def test_P2_a_plain_node_preempted_while_being_made(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
-    without_queue(emulator)
+    emulator.set_queues(ZONE, False)
     emulator.set_delay(20)
     making = await during(make(cloud), emulator, "CREATING")
     await asyncio.to_thread(emulator.preempt, "s1")
@@ -528,7 +522,7 @@ async def test_P2_a_plain_node_preempted_while_being_made(cloud: GoogleTpuCloud,
 async def test_V7_a_cancelled_plain_node_is_deleted(
     cloud: GoogleTpuCloud, emulator: Emulator, moment_s: float
 ) -> None:
-    without_queue(emulator)
+    emulator.set_queues(ZONE, False)
     emulator.set_delay(30)
     making = asyncio.create_task(make(cloud))
     await asyncio.wait({making}, timeout=moment_s)
