@@ -16,7 +16,7 @@ from tpu.runs.tenure import Tenure
 from tpu.slices.provision import NoLongerWanted
 
 WARN_SHARE = 0.8
-SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 10.0
+SHORTEST_LOOK_S, LONGEST_LOOK_S = 0.2, 2.0
 
 
 class MaxCostReached(NoLongerWanted):
