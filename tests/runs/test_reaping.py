@@ -20,6 +20,7 @@ from tpu.emulator.emulator import Emulator
 from tpu.runs.event_log import EventLog, load_events, undeleted
 from tpu.runs.reap_report import figures, headline, to_markdown
 from tpu.runs.reaping import Reaped, Reaper, Scope
+from tpu.runs.top_up import top_up
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate
 from tpu.slices.clock import SystemClock
@@ -296,6 +297,34 @@ async def test_a_pool_keeps_its_least_number(project: Project):
     await project.lease("b", idle_s=30)
     assert deleted(await project.reap()) == {"a"}
     await project.cloud.delete_queued_resource(ZONE, "b")
+
+
+async def test_a_pool_that_lacks_slices_gets_them(project: Project):
+    wanted = PoolSettings(min_slices=2, idle_minutes=60, candidates=(Candidate(ZONE, "v4-8", "spot", 1.0),))
+    await project.book.set_settings(POOL, lambda _: wanted)
+    connection = Connection.from_environment(project.emulator.env)
+
+    async def ask() -> str | None:
+        return await top_up(
+            POOL, wanted, connection, project.cloud, project.book, CLOCK, lambda _: None, for_s=20
+        )
+
+    assert await ask() == "pool default: 0 of 2 slices, asked for 2 more"
+    assert await ask() is None
+    asked = {kept.lease.slice for kept in await project.book.list(POOL)}
+    project.emulator.wait_for(lambda: set(project.ready()) == asked, "both to be ready")
+    # The reaper leaves alone what the pool wants, and the next top-up replaces what was taken.
+    assert (await project.reap()).plan.deletions == ()
+    # Nobody watched them become ready: the reaper has put them into the pool.
+    assert {kept.lease.state for kept in await project.book.list(POOL)} == {LeaseState.READY}
+    await asyncio.to_thread(project.emulator.preempt, min(asked))
+    assert deleted(await project.reap()) == {min(asked)}
+    assert await ask() == "pool default: 1 of 2 slices, asked for 1 more"
+    await project.book.set_settings(POOL, lambda _: PoolSettings())
+    for kept in await project.book.list(POOL):
+        await update(project.book, POOL, kept.lease.slice, lambda one: leases.quarantine(one, "over", 0.0))
+    await project.reap()
+    assert project.there() == set()
 
 
 async def test_a_run_without_a_lease_keeps_its_slice_while_its_driver_beats(project: Project):

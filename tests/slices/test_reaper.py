@@ -230,6 +230,16 @@ def test_a_creation_for_the_pool_is_left_while_the_pool_lacks_slices_and_not_for
     assert list(deleted(facts(intended(created=NOW - 6000), min_slices=1), waiting)) == ["s"]
 
 
+def test_a_creation_that_has_come_while_nobody_watched_is_in_the_pool_from_then_on():
+    for age in (60, 1000, 6000):
+        found = decide(facts(intended(created=NOW - age)), seen())
+        assert [lease.slice for lease in found.arrived] == ["s"]
+        assert found.deletions == ()
+    # Not if the pool has it, or somebody holds it.
+    assert decide(facts(free(minutes=1), idle_minutes=9), seen()).arrived == ()
+    assert decide(facts(intended(holder=Holder("r", "r", ()))), seen()).arrived == ()
+
+
 # --- the pool's size ---
 
 

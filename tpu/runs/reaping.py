@@ -134,6 +134,7 @@ class Reaper:
             made = plan(seen, facts, zones, self._scope.pool)
         done = Reaped(made, dry_run, tuple(sorted(zones)), leases=dict(facts.leases))
         if not dry_run:
+            await self._each(self._note_ready, made.arrived)
             done.outcomes = await self._each(self._delete, made.deletions)
             forgotten = await self._each(self._forget, made.forgotten)
             done.forgotten = tuple(one for one in forgotten if one is not None)
@@ -321,6 +322,16 @@ class Reaper:
             deletion.lease, _users(deletion), one.name, deletion.reason, lost=deletion.dead
         )
         return Outcome(deletion)
+
+    async def _note_ready(self, lease: Lease) -> None:
+        """Of a creation that nobody waited for to the end: it is in the pool from now on."""
+        now = self._clock.time()
+        try:
+            await update(self._book, lease.pool, lease.slice, lambda one: leases.ready(one, now))
+        except LeaseRefused:
+            return  # somebody has closed it meanwhile
+        except (LeaseContended, StorageUnavailable) as error:
+            self._trouble(f"{lease.slice}: {error}")
 
     async def _close(self, deletion: Deletion) -> None:
         """From here on nobody can take it: whoever comes first, a taker or we, the other one is refused."""

@@ -56,6 +56,11 @@ class Sighting:
             parts.append(f"node {self.node.state.name}")
         return ", ".join(parts)
 
+    @property
+    def usable(self) -> bool:
+        """Whether the cloud says that it is ready."""
+        return view(look_of(self.queued_resource, self.node, spot=True, was_ready=False)).usable
+
     def dead(self, was_ready: bool) -> str | None:
         """Why it will never be usable again; None if nothing says so. UNKNOWN is not dead."""
         look = look_of(self.queued_resource, self.node, spot=True, was_ready=was_ready)
@@ -121,10 +126,14 @@ class Left:
 
 @dataclass(frozen=True)
 class Plan:
+    """What is to be done. `arrived` are leases of slices that have become ready while nobody watched them;
+    `strangers` counts slices that carry none of our labels."""
+
     deletions: tuple[Deletion, ...]
     forgotten: tuple[Forgotten, ...]
     left: tuple[Left, ...]
-    strangers: int  # slices that carry none of our labels
+    arrived: tuple[Lease, ...]
+    strangers: int
 
 
 def sightings(nodes: Iterable[Node], queued: Iterable[QueuedResource]) -> list[Sighting]:
@@ -180,16 +189,20 @@ def plan(
         and (found := _absent(lease, facts)) is not None
     ]
     doomed |= {one.lease.slice for one in forgotten}
-    too_many = _surplus(facts, doomed)
+    coming = {one.name: facts.leases[one.name] for one in undecided if one.usable}
+    arrived = {name: lease for name, lease in coming.items() if lease.state is LeaseState.INTENDED}
+    too_many = _surplus(facts, doomed | arrived.keys())
     for one in undecided:
         lease = facts.leases[one.name]
         reason = too_many.get(one.name)
-        if reason is not None:
+        if one.name in arrived:
+            left.append(_left(one, f"has become ready, free for the pool {lease.pool} from now on"))
+        elif reason is not None:
             deletions.append(Deletion(one, reason, lease, _silent(lease, facts)))
         else:
             left.append(_left(one, _why_kept(lease, facts)))
     strangers = sum(not is_ours(one.labels) for one in seen)
-    return Plan(tuple(deletions), tuple(forgotten), tuple(left), strangers)
+    return Plan(tuple(deletions), tuple(forgotten), tuple(left), tuple(arrived.values()), strangers)
 
 
 def _judge(one: Sighting, facts: Facts) -> Deletion | Left | None:
