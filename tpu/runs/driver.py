@@ -36,6 +36,8 @@ from tpu.slices.verdict import Verdict, VerdictKind, give_verdict, needs_the_clo
 CLOUD_POLL_S = 5.0
 # The hosts of a gang that runs have been up already.
 TAKE_UP_S = 30.0
+# Those that have just been given the code, too; an SSH server that was killed is back within seconds.
+START_REACH_S = 15.0
 # What a gang that has fallen apart gets from SIGTERM to SIGKILL: no checkpoint can come of it any more.
 FALLEN_GRACE_S = 1.0
 # A commit is looked for this often; the end of an attempt wakes at once.
@@ -202,7 +204,7 @@ class RunDriver:
         return await self._conclude(spec, await watch.until_ended())
 
     async def _start_gang(self, spec: GangSpec) -> None:
-        async with self._slices.hosts() as group:
+        async with self._slices.hosts(START_REACH_S) as group:
             await start_gang(group, spec)
 
     async def wait_for_commit(self, step: int) -> None:
