@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tpu.slices.candidate import Candidate
 from tpu.slices.zone_health import (
+    ANSWER_S,
     EARLY_DEATH_S,
     FIRST_HALT_S,
     HALT_FROM,
@@ -69,8 +70,11 @@ def test_V1_of_those_who_come_after_the_pause_one_is_let_through():
     health, first = let_through(health, 24.0)
     assert first == Fine()
     health, second = let_through(health, 24.5)
+    # As long as the first has no answer, the others wait for it, though not for ever.
     assert isinstance(second, Slowed)
-    assert second.wait_s == pytest.approx(3.5)
+    assert second.wait_s == pytest.approx(59.5)
+    assert isinstance(let_through(noted(health, "stockout", 24.0, 26.0), 33.9)[1], Slowed)
+    assert let_through(noted(health, "stockout", 24.0, 26.0), 34.0)[1] == Fine()
     # It succeeds: everybody may come.
     health = noted(health, "success", 24.0, 26.0)
     for _ in range(3):
@@ -148,7 +152,7 @@ def test_whatever_happens_a_place_is_asked_again_within_the_longest_pause(told):
     assert from_json(json.loads(json.dumps(to_json(ZoneHealth().having(SPOT, health))))).of(SPOT) == health
     match verdict(health, now):
         case Slowed(wait_s):
-            assert 0 < wait_s <= 32.0
+            assert 0 < wait_s <= ANSWER_S
             assert let_through(health, now + wait_s)[1] == Fine()
         case Paused(until):
             assert now < until <= now + LONGEST_PAUSE_S

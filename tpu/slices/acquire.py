@@ -32,7 +32,7 @@ from tpu.unbroken import unbroken
 # Between two tries of one candidate: the first pause, doubled with each refusal up to the longest.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 120.0
 # While nothing else happens it is asked so often whether the slice is still wanted.
-_ASK_AGAIN_S = 2.0
+_ASK_AGAIN_S = 5.0
 _DELETE_S = 900.0
 
 Result = TypeVar("Result")

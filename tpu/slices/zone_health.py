@@ -21,6 +21,8 @@ EARLY_DEATH_S = 300.0
 FIRST_PAUSE_S, LONGEST_SLOW_S, LONGEST_PAUSE_S = 1.0, 32.0, 600.0
 # From so many bad outcomes in a row on it is a halt, not slowness: 2 minutes at first.
 HALT_FROM, FIRST_HALT_S = 7, 120.0
+# While a try in a bad place has no answer yet, nobody else is let through for so long.
+ANSWER_S = 60.0
 # Of each place so many outcomes are kept: far more than decide anything.
 KEPT = 64
 
@@ -121,7 +123,10 @@ def verdict(health: PlaceHealth, now: float) -> Verdict:
     if bad == 0 or last is None:
         return Fine()
     pause = pause_s(bad)
-    until = max(last, health.tried or last) + pause
+    until = last + pause
+    if health.tried is not None and health.tried > last:
+        # Somebody's try is under way: its answer is waited for, if it does not take too long.
+        until = health.tried + (pause := max(pause, ANSWER_S))
     if now >= until:
         return Fine()
     # A clock that was ahead of ours must not hold us for longer than a pause lasts.
