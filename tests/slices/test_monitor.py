@@ -68,8 +68,11 @@ class Listed:
 
 
 @asynccontextmanager
-async def monitoring(cloud: Any, every_s: float = QUICK_S) -> AsyncIterator[Monitor]:
+async def monitoring(cloud: Any, every_s: float = QUICK_S, lists: bool = True) -> AsyncIterator[Monitor]:
+    """A monitor; unless it is to take lists, a slice that is watched alone is asked for by name."""
     monitor = Monitor(cloud, CLOCK, every_s)
+    if lists:
+        monitor.keep_listing(ZONE)
     try:
         yield monitor
     finally:
@@ -224,16 +227,29 @@ async def test_an_empty_list_does_not_lose_a_zone() -> None:
 
 
 async def test_a_zone_without_watches_is_not_asked() -> None:
-    counted = Counted(Listed(2))
-    async with monitoring(counted) as monitor:
-        watch, other = (monitor.watch(ZONE, name, spot=True) for name in ("s0", "s1"))
-        await until(watch, lambda seen: seen.usable)
-        watch.close()
+    counted = Counted(Listed(3))
+    async with monitoring(counted, lists=False) as monitor:
+        watches = [monitor.watch(ZONE, f"s{i}", spot=True) for i in range(3)]
+        await until(watches[0], lambda seen: seen.usable)
+        watches[0].close()
         await lists(counted, 1)
-        other.close()
-        asked = counted.calls["list_nodes"]
+        for watch in watches[1:]:
+            watch.close()
+        asked = sum(counted.calls.values())
         await asyncio.sleep(3 * QUICK_S)
-        assert counted.calls["list_nodes"] == asked
+        assert sum(counted.calls.values()) == asked
+
+
+async def test_one_slice_alone_is_asked_for_by_name() -> None:
+    listed = Listed(2)
+    counted = Counted(listed)
+    async with monitoring(counted, lists=False) as monitor:
+        watch = monitor.watch(ZONE, "s0", spot=True)
+        await until(watch, lambda seen: seen.usable)
+        listed.nodes.pop("s0")
+        assert (await until(watch, lambda seen: seen.lost)).reason == "the node is gone"
+        assert counted.calls["list_nodes"] == 0
+        assert counted.calls["get_node"] == counted.calls["get_queued_resource"] > 1
 
 
 async def test_a_mistake_in_the_code_is_raised_to_who_waits() -> None:

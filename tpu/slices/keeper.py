@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.cloud import TpuCloud
-from tpu.cloud.values import PREEMPTIBLE_LIFE_S
 from tpu.slices import lease as leases
 from tpu.slices import life
 from tpu.slices.candidate import Candidate
@@ -24,6 +23,7 @@ from tpu.slices.deletion import SEND_AGAIN_S
 from tpu.slices.lease import Lease, LeaseObserver, LeaseRefused, LeaseState
 from tpu.slices.lease_book import Kept, LeaseBook, LeaseContended, update
 from tpu.slices.life import Effect, LifeState, Signal
+from tpu.slices.life_limit import life_s
 from tpu.slices.monitor import Monitor
 from tpu.slices.names import slice_name
 from tpu.slices.pool_settings import PoolSettings
@@ -212,8 +212,7 @@ class Keeper:
         """Seconds until the cloud ends the slice, whatever happens; None if it sets no limit."""
         if one.ready_at is None:
             return None
-        limits = {"preemptible": PREEMPTIBLE_LIFE_S, "flex-start": self._request.max_run_s}
-        limit = limits.get(one.lease.candidate.provisioning)
+        limit = life_s(one.lease.candidate.provisioning, self._request.max_run_s)
         return None if limit is None else one.ready_at + limit - self._clock.time()
 
     async def _look_for_strays(self, listed: dict[str, Kept]) -> None:
