@@ -231,12 +231,12 @@ def extend(
     limit = _dollars(max_cost) if max_cost is not None else None
     _, directory = _run(run)
     told = []
-    if steps is not None:
-        before = extend_run(directory, steps).extensions[-1][0]
-        told.append(f"has {steps} steps now, {before} before")
     if max_cost is not None:
         set_max_cost(directory, limit)
         told.append("has no max_cost now" if limit is None else f"may cost ${limit:,.2f} in all")
+    if steps is not None:
+        before = extend_run(directory, steps).extensions[-1][0]
+        told.append(f"has {steps} steps now, {before} before")
     print(f"{run} {' and '.join(told)}; go on: python -m flows.train --resume {run}")
 
 

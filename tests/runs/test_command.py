@@ -67,6 +67,7 @@ COMMANDS = [
     "export",
     "verify",
     "profile",
+    "reap",
 ]
 
 
@@ -206,7 +207,24 @@ def test_extend_and_fork(shown: Track, terminal: Terminal):
         "next has 60 steps now, 50 before; go on: python -m flows.train --resume next\n"
     )
     assert "extended       from 50 to 60 steps" in terminal.relay("show", "next").out
+    assert (
+        terminal.relay("fork", "done@40", "dear", "--set", "steps=50", "--set", "slice.price_an_hour=2").code
+        == 0
+    )
+    assert terminal.relay("extend", "dear", "--max-cost", "$12.5", "--steps", "55").out == (
+        "dear may cost $12.50 in all and has 55 steps now, 50 before; go on: python -m flows.train --resume dear\n"
+    )
+    assert load_record(shown.directory("dear")).config.max_cost == 12.5
+    assert terminal.relay("extend", "dear", "--max-cost", "none").out.startswith("dear has no max_cost now; ")
     assert terminal.relay("stop", "next").out.startswith("stopped: no gang and no slice is left; ")
+
+
+def test_reap_says_what_it_would_do_and_does_it(shown: Track, terminal: Terminal):
+    said = terminal.relay("reap", "--dry-run")
+    assert (said.code, said.err) == (0, "")
+    assert "# Reaper: 0 slices would be deleted; 0 slices of ours left alone" in said.out
+    assert "A dry run: nothing was changed." in said.out
+    assert terminal.relay("reap", "--pool", "default").out.startswith("# Reaper: 0 slices deleted")
 
 
 def test_a_finished_run_has_nothing_to_stop(shown: Track, terminal: Terminal):
@@ -269,6 +287,9 @@ def test_a_foreign_command_that_failed_is_shown_without_steps(shown: Track, term
         (["fork", "done@40", "new"], "begins at step 40 and would end at 40: --set steps=N"),
         (["fork", "none@40", "new"], "there is no run none"),
         (["extend", "done", "--steps", "40"], "done has 40 steps already; give more than that"),
+        (["extend", "done"], "say what to extend: --steps N, --max-cost DOLLARS, or both"),
+        (["extend", "done", "--max-cost", "much"], "write dollars, such as 12.50, or none; found 'much'"),
+        (["extend", "done", "--max-cost", "5"], "max_cost cannot be held without the price of spot v4-8"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(terminal: Terminal, words: list[str], sentence: str):
@@ -281,7 +302,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(terminal: Terminal, words: list
     "words",
     [
         ["show"],
-        ["extend", "done"],
         ["extend", "done", "--steps", "0"],
         ["dance"],
         ["logs", "done", "--host", "-1"],

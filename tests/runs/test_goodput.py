@@ -145,6 +145,13 @@ def test_a_slice_of_the_pool_after_a_loss():
     }
 
 
+def test_the_wait_for_a_slice_in_repair_is_provisioning():
+    assert spent(
+        at(0, "attempt-started", attempt=1), attempt_ended(10, 1, phases=[(0, "step")]),
+        at(11, "repair-wait-started", slice="a"), at(50, "repair-wait-done", slice="a", ready=True), until=51,
+    ) == {"step": 10, "provisioning": 40, "other": 1}  # fmt: skip
+
+
 def test_a_pause_before_another_attempt_is_idle():
     assert spent(
         at(0, "attempt-started", attempt=1),

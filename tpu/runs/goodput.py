@@ -117,6 +117,8 @@ _FROM: dict[str, Bucket] = {
     "slice-wanted": "provisioning",
     "slice-intended": "provisioning",
     "provision-started": "provisioning",
+    "repair-wait-started": "provisioning",
+    "repair-wait-done": "other",
     "sync-started": "sync",
     "sync-done": "other",
     "evaluation-wait-started": "evaluation wait",
