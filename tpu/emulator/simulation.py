@@ -88,7 +88,7 @@ class Simulation:
     def cpu_s(self) -> dict[str, float]:
         """Seconds of CPU so far, by account: `controller`, `cloud`, and whatever else ACCOUNT was set to."""
         loop = asyncio.get_running_loop()
-        return dict(loop.cpu_s) if isinstance(loop, VirtualTimeLoop) else {}
+        return loop.cpu_s() if isinstance(loop, VirtualTimeLoop) else {}
 
 
 def simulate(
