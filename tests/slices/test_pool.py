@@ -335,7 +335,7 @@ class Life:
             else:
                 self.holding[uid] = (wanted, left - 1)
         found = assign(waiting, self.leases.values(), self.settings)
-        for wanted in sorted(waiting, key=lambda w: -w.priority):
+        for wanted in sorted(waiting, key=lambda w: (-w.priority, w.since)):
             self.apply(wanted, found[wanted.uid], now, rng)
         assert self.settings.max_slices is None or len(self.leases) <= self.settings.max_slices
         return [wanted for wanted in waiting if wanted.uid not in self.holding]

@@ -187,6 +187,8 @@ def ready(lease: Lease, now: float) -> Lease:
 def take(lease: Lease, holder: Holder, now: float) -> Lease:
     """Give chips to a holder; its `since`, `term` and `beat` are set here. Of a slice in creation, too.
 
+    A claim of lower priority on them gives way.
+
     Raises:
         LeaseRefused: a chip is held or claimed, the slice is not to be taken any more, or the holder has it already.
     """
@@ -200,7 +202,11 @@ def take(lease: Lease, holder: Holder, now: float) -> Lease:
     if (other := _overlapping(lease.holders, holder.chips)) is not None:
         raise LeaseRefused(f"{lease.slice}: {other.run} holds chips {_list(other.chips)}")
     claim = lease.claim
-    if claim is not None and claim.uid != holder.uid and not may_borrow(claim, holder.priority, holder.chips):
+    if claim is not None and (
+        claim.uid == holder.uid or (claim.priority < holder.priority and set(claim.chips) & set(holder.chips))
+    ):
+        claim = None  # fulfilled, or it gives way
+    if claim is not None and not may_borrow(claim, holder.priority, holder.chips):
         raise LeaseRefused(f"{lease.slice}: chips {_list(claim.chips)} are claimed by {claim.run}")
     term, spans = lease.term + 1, _with_idle_span(lease, now) if holder.chips else lease.spans
     given = replace(holder, chips=tuple(sorted(holder.chips)), since=now, term=term, beat=0)
@@ -208,7 +214,7 @@ def take(lease: Lease, holder: Holder, now: float) -> Lease:
         replace(
             lease,
             holders=(*lease.holders, given),
-            claim=None if claim is not None and claim.uid == holder.uid else claim,
+            claim=claim,
             term=term,
             free_since=None if holder.chips else lease.free_since,
             spans=spans,

@@ -1,8 +1,10 @@
 """Who of those that wait gets which slice or chips: pure decisions over leases, each with a sentence that says why.
 
 A run takes what is free and fits; else a slice is made, as long as the pool may grow; else runs of lower priority are
-evicted, at their next commit and as whole gangs; else it waits. One call costs about as much as looking at each lease
-and each waiting run once: whoever has thousands of either calls it as often as something changes.
+evicted, at their next commit and as whole gangs; else it waits, next in line for a slice.
+
+One call costs about as much as looking at each lease and each waiting run once: whoever has thousands of either calls
+it as often as something changes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from tpu.slices.pool_shelves import (
     Shelved,
     Target,
     block_of,
+    blocks_of,
     kind_of,
     still_there,
     targets_of,
@@ -101,7 +104,7 @@ class Evict:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing can be done now. Claims on other slices than `reserve` are given back."""
+    """Nothing can be done now. Claims are kept on `reserve` alone, none of them due."""
 
     reason: str
     reserve: tuple[Part, ...] = ()
@@ -176,7 +179,7 @@ class _Pool:
         found = self._free_chips(wanted, number, shelves)
         if found is not None:
             shelf, one, chips = found
-            shelf.use(one, chips)
+            shelf.use(one, Holder(wanted.run, wanted.uid, chips, wanted.priority))
             return Take((_part(one, chips),), _taken(one))
         if (going_on := self._evicting(wanted, shelves)) is not None:
             return going_on
@@ -189,14 +192,14 @@ class _Pool:
             chips_made = accelerator_type(kind.accelerator_type).chips
             self._shelves[kind_of(kind, wanted.flavour)].coming += chips_made - number
             return created
-        return self._evict(wanted, shelves, number, 1, ()) or self._wait(wanted)
+        return self._evict(wanted, shelves, number, 1, ()) or self._wait(wanted, shelves)
 
     def _free_chips(
         self, wanted: Wanted, number: int, shelves: list[Shelf]
     ) -> tuple[Shelf, Shelved, tuple[int, ...]] | None:
         for state in IN_ORDER:
             for shelf in shelves:
-                for one in shelf.claimed_by.get(wanted.uid, ()):
+                for one in shelf.claims_of(wanted.uid):
                     if one.lease.state is state and (chips := block_of(one, number)):
                         return shelf, one, chips
                 # The fullest slices first, so that whole ones stay whole.
@@ -226,9 +229,9 @@ class _Pool:
         for shelf in shelves:
             found = self._at_hand(wanted, shelf)
             if len(found) == wanted.slices and all(map(_to_be_taken, found)) and wanted.slices > 1:
-                return self._take(shelf, found)
+                return self._take(wanted, shelf, found)
             if wanted.slices == 1 and found and found[0].whole:
-                return self._take(shelf, found)
+                return self._take(wanted, shelf, found)
             if best is None or len(found) > len(best[1]):
                 best = shelf, found
         assert best is not None  # there is a candidate
@@ -243,20 +246,20 @@ class _Pool:
             or self._create_and_evict(wanted, shelf, found, reserve)
         )
         if decision is None:  # what cannot be completed keeps nothing: another one may need just that
-            return self._wait(wanted)
+            return self._wait(wanted, shelves if wanted.slices == 1 else [])
         for one in found:
             if one.claim is None:
                 one.claim = Claim(wanted.run, wanted.uid, wanted.priority, one.lease.all_chips)
         return decision
 
-    def _take(self, shelf: Shelf, found: list[Shelved]) -> Take:
+    def _take(self, wanted: Wanted, shelf: Shelf, found: list[Shelved]) -> Take:
         for one in found:
-            shelf.use(one, one.lease.all_chips)
+            shelf.use(one, Holder(wanted.run, wanted.uid, one.lease.all_chips, wanted.priority))
         return Take(tuple(_part(one, one.lease.all_chips) for one in found), _taken(found[0]))
 
     def _at_hand(self, wanted: Wanted, shelf: Shelf) -> list[Shelved]:
         """Slices that it may have, no more than it wants: free ones, its own that are lent, those being made."""
-        mine = shelf.claimed_by.get(wanted.uid, [])
+        mine = shelf.claims_of(wanted.uid)
         found = [one for one in mine if _to_be_taken(one)]
 
         def add_free(state: LeaseState) -> None:
@@ -326,7 +329,7 @@ class _Pool:
 
     def _evicting(self, wanted: Wanted, shelves: list[Shelf], reserve: tuple[Part, ...] = ()) -> Evict | None:
         """What it has claimed as due already, and still waits for: nobody else is evicted beside."""
-        due = [one for shelf in shelves for one in shelf.claimed_by.get(wanted.uid, ()) if _due(one)]
+        due = [one for shelf in shelves for one in shelf.claims_of(wanted.uid) if _due(one)]
         parts, victims = [], {}
         for one in due:
             assert one.claim is not None
@@ -386,10 +389,21 @@ class _Pool:
             targets += reversed(passed)
         return chosen
 
-    def _wait(self, wanted: Wanted) -> Wait:
+    def _wait(self, wanted: Wanted, shelves: Iterable[Shelf]) -> Wait:
+        """Wait, if possible next in line for a slice: who leaves it then gives it back, and does not delete it."""
+        reserve: tuple[Part, ...] = ()
+        for shelf in shelves:
+            if (one := shelf.next_in_line(wanted.uid)) is not None:
+                blocks = [one.lease.all_chips] if wanted.chips is None else blocks_of(one, wanted.chips)
+                if blocks:
+                    one.claim = one.claim or Claim(wanted.run, wanted.uid, wanted.priority, tuple(blocks[0]))
+                    reserve = (_part(one, one.claim.chips),)
+                    break
         if self._room == 0:
-            return Wait(f"the pool has its {self._max} slices (max_slices), and none is free for {wanted}")
-        return Wait(f"no slice is free for {wanted}, and none can be made now")
+            told = f"the pool has its {self._max} slices (max_slices), and none is free for {wanted}"
+        else:
+            told = f"no slice is free for {wanted}, and none can be made now"
+        return Wait(told, reserve)
 
 
 def _part(one: Shelved, chips: Iterable[int]) -> Part:

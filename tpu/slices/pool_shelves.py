@@ -60,8 +60,10 @@ class Shelved:
 
     def admits(self, uid: str, priority: int, chips: Collection[int]) -> bool:
         """Whether no claim keeps these chips for somebody else."""
-        free = self.claim is None or self.is_claimed_by(uid)
-        return free or (self.claim is not None and may_borrow(self.claim, priority, chips))
+        claim = self.claim
+        if claim is None or claim.uid == uid or claim.priority < priority:
+            return True
+        return may_borrow(claim, priority, chips)
 
 
 @dataclass
@@ -75,6 +77,8 @@ class Shelf:
     claimed_by: dict[str, list[Shelved]] = field(default_factory=lambda: defaultdict(list))
     # Of a whole slice (None) or so many chips: what could be had by evicting, the least harm first.
     targets: dict[int | None, list[Target]] = field(default_factory=dict)
+    # Slices that nobody has claimed yet, for those who have to wait; looked for when the first one has to.
+    unclaimed: list[Shelved] | None = None
     # Chips of slices that others are told to make in this call.
     coming: int = 0
     chips: int = 0
@@ -86,11 +90,32 @@ class Shelf:
         if one.claim is not None:
             self.claimed_by[one.claim.uid].append(one)
 
-    def use(self, one: Shelved, chips: Collection[int]) -> None:
+    def claims_of(self, uid: str) -> list[Shelved]:
+        return [one for one in self.claimed_by.get(uid, ()) if one.is_claimed_by(uid)]
+
+    def use(self, one: Shelved, taker: Holder) -> None:
+        """Give chips to somebody who is told to take them; a claim is fulfilled by it, or gives way."""
+        claim, chips = one.claim, set(taker.chips)
+        if claim is not None and (
+            claim.uid == taker.uid or (claim.priority < taker.priority and chips & set(claim.chips))
+        ):
+            one.claim = None
+        one.holders = (*one.holders, taker)
         by_free = self.by_free[one.lease.state]
         by_free[len(one.free)].pop(one.lease.slice, None)
-        one.free -= set(chips)
+        one.free -= chips
         by_free[len(one.free)][one.lease.slice] = one
+
+    def next_in_line(self, uid: str) -> Shelved | None:
+        """A slice to claim for when it is left: the one that is claimed already, or one that nobody else has."""
+        if mine := self.claims_of(uid):
+            return mine[0]
+        if self.unclaimed is None:
+            self.unclaimed = [one for one in self.slices.values() if one.claim is None]
+        while self.unclaimed:
+            if (one := self.unclaimed.pop()).claim is None:
+                return one
+        return None
 
     def whole(self, state: LeaseState) -> Iterable[Shelved]:
         """Slices of which nobody holds a chip."""
