@@ -32,14 +32,7 @@ from deployments.bench.lab import BenchFailed, machine, parser, say, tell
 from tpu.emulator.capacity import Limits
 from tpu.emulator.simulation import Simulation, simulate
 from tpu.emulator.simulation_clock import account
-from tpu.emulator.simulation_weather import (
-    CallWeather,
-    HostWeather,
-    Lognormal,
-    PlaceWeather,
-    Weather,
-    stream,
-)
+from tpu.emulator.simulation_weather import TYPICAL, Weather, stream
 from tpu.slices.candidate import Candidate
 from tpu.slices.sizing import Option
 from tpu.topology import accelerator_type
@@ -50,11 +43,6 @@ ZONES = ("us-east1-d", "us-east5-a", "us-east5-b", "europe-west4-a")
 ON_DEMAND = Candidate(ZONES[1], KIND, "on-demand", 10.80)
 SPOT = tuple(Candidate(zone, KIND, "spot", 4.32) for zone in ZONES)
 PLACES = [(zone, KIND) for zone in ZONES]
-WEATHER = Weather(
-    calls=CallWeather(error_share=0.002),
-    hosts=HostWeather(boot=Lognormal(150, 0.6), mean_life_s=6 * HOUR, mean_to_hang_s=200 * HOUR),
-    places=PlaceWeather(every_s=12 * HOUR, lasts_s=1.5 * HOUR, takes_share=0.3),
-)
 
 
 @dataclass(frozen=True)
@@ -68,7 +56,7 @@ class Week:
     mean_run_s: float = 26 * HOUR
     hours: float = 168.0
     keeper_killed_every_s: float | None = 11 * HOUR
-    weather: Weather = WEATHER
+    weather: Weather = TYPICAL
     seed: int = 1
 
     @property
@@ -178,7 +166,7 @@ def main() -> None:
     chosen = arguments.parse_args()
     if chosen.hold:
         size, hours, seed = int(chosen.hold[0]), float(chosen.hold[1]), int(chosen.hold[2])
-        print(json.dumps(measure(size, SPOT, WEATHER, seed, hours)))
+        print(json.dumps(measure(size, SPOT, TYPICAL, seed, hours)))
         return
     about, began = machine(), time.monotonic()
     week = replace(SHORT if chosen.short else Week(), seed=chosen.seed)

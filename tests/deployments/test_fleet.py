@@ -17,14 +17,21 @@ from tpu.cloud import NodeRequest, QueuedResourceRequest
 from tpu.emulator.simulation import Simulation, simulate
 from tpu.emulator.simulation_clock import VirtualClock
 from tpu.emulator.simulation_hosts import ScriptedAt, ScriptedHost
-from tpu.emulator.simulation_weather import HostWeather, Lognormal, PlaceWeather, Weather, stream
+from tpu.emulator.simulation_weather import (
+    TYPICAL,
+    HostWeather,
+    Lognormal,
+    PlaceWeather,
+    Weather,
+    stream,
+)
 
 # Some hours in weather so rough that all happens in them.
 HOURS = replace(
     fleet.SHORT,
     steady=1, spot=5, spot_a_zone=2, runs=30, mean_run_s=HOUR / 2, hours=12.0, keeper_killed_every_s=HOUR / 2,
     weather=replace(
-        fleet.WEATHER,
+        TYPICAL,
         hosts=HostWeather(Lognormal(150, 0.6), mean_life_s=HOUR, mean_to_hang_s=10 * HOUR),
         places=PlaceWeather(every_s=2 * HOUR, lasts_s=HOUR / 4, takes_share=0.5),
     ),
@@ -57,7 +64,7 @@ def test_the_peer_trains_the_same_runs():
 
 
 def test_lists_do_not_grow_with_the_fleet():
-    small, large = (measure(size, fleet.SPOT, fleet.WEATHER, 1, 0.2) for size in (30, 120))
+    small, large = (measure(size, fleet.SPOT, TYPICAL, 1, 0.2) for size in (30, 120))
     assert small["lists_a_minute_and_zone"] == pytest.approx(large["lists_a_minute_and_zone"], rel=0.05)
     assert large["ready_mean"] > 110
 

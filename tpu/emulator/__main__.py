@@ -85,6 +85,15 @@ def _add_life(commands: _Commands) -> None:
         command = commands.add(name, run, help)
         command.add_argument("--host-threads", type=int, default=1, help="threads of each host (default 1)")
         command.add_argument("--project", default="relay-emulated")
+        command.add_argument(
+            "--simulated",
+            action="store_true",
+            help="hosts that are a script in place of processes, with stockouts, preemptions and hangs: no SSH",
+        )
+        command.add_argument(
+            "--speed", type=_speed, default=60.0, help="seconds of a simulated cloud in one (default 60)"
+        )
+        command.add_argument("--seed", type=int, default=0, help="of what happens in a simulated cloud")
         if name == "serve":
             command.add_argument("--temporary", action="store_true", help="remove the folder at the end")
             command.add_argument("--until-stdin-closes", action="store_true", help="end when stdin does")
@@ -160,6 +169,12 @@ def _host_trouble(method: str) -> _Run:
     return run
 
 
+def _speed(text: str) -> float:
+    if not 0 < float(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"a speed is above 0 and at most 10000, found {text}")
+    return float(text)
+
+
 def _number_or_none(text: str) -> int | None:
     return None if text == "none" else int(text)
 
@@ -185,6 +200,8 @@ def _serve(options: argparse.Namespace) -> None:
                     options.host_threads,
                     options.temporary,
                     options.until_stdin_closes,
+                    options.speed if options.simulated else None,
+                    options.seed,
                 )
             )
         )
@@ -197,6 +214,8 @@ def _up(options: argparse.Namespace) -> None:
     record = read_record(folder)
     if record is None:
         wanted = ["--host-threads", str(options.host_threads), "--project", options.project]
+        wanted += ["--simulated"] if options.simulated else []
+        wanted += ["--speed", str(options.speed), "--seed", str(options.seed)]
         process = emulators.start_process(folder, wanted, stdin=subprocess.DEVNULL)
         record = emulators.wait_until_ready(process, folder)
     else:

@@ -19,7 +19,7 @@ from tpu.emulator import zones
 from tpu.emulator.dispatch import method_names
 from tpu.emulator.errors import ApiError, code_number
 from tpu.emulator.faults import Faults
-from tpu.emulator.fleet import Fleet
+from tpu.emulator.host_fleet import HostFleet
 from tpu.emulator.schedule import Schedule
 from tpu.emulator.state import NodeRecord, QueuedRecord, World
 from tpu.emulator.trouble import Trouble
@@ -108,7 +108,7 @@ class Control:
     """One method an action; `routes()` is the HTTP application over them."""
 
     def __init__(
-        self, world: World, trouble: Trouble, faults: Faults, fleet: Fleet, key: str, wipe: Wipe
+        self, world: World, trouble: Trouble, faults: Faults, fleet: HostFleet, key: str, wipe: Wipe
     ) -> None:
         self._world = world
         self._trouble = trouble

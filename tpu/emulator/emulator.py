@@ -151,15 +151,20 @@ class Emulator(ControlClient):
     """A running emulator. Its `env` holds the variables that lead every part of us to it.
 
     `state_dir` keeps its files (a temporary folder if None, removed at the end); `host_threads` is the
-    number of threads, and cores, of each emulated host. It also ends when the process that made it does.
+    number of threads, and cores, of each emulated host. With `speed` its hosts are simulated, by a clock that
+    runs so much faster. It also ends when the process that made it does.
     """
 
-    def __init__(self, state_dir: Path | str | None = None, host_threads: int = 1) -> None:
+    def __init__(
+        self, state_dir: Path | str | None = None, host_threads: int = 1, speed: float | None = None
+    ) -> None:
         self._temporary = state_dir is None
         self.state_dir = Path(state_dir or tempfile.mkdtemp(prefix="tpu-emulator-")).absolute()
         options = ["--host-threads", str(host_threads), "--until-stdin-closes"]
         if self._temporary:
             options.append("--temporary")
+        if speed is not None:
+            options += ["--simulated", "--speed", str(speed)]
         # Our end of this pipe closes when we die, whatever way; the emulator ends itself then.
         self._process = start_process(self.state_dir, options, stdin=subprocess.PIPE)
         try:

@@ -31,6 +31,7 @@ from tpu.emulator.host_pool import HostPool
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.operations import OperationStore
 from tpu.emulator.queued import QueuedResources
+from tpu.emulator.simulation_stage import Stage, scripted_stage
 from tpu.emulator.state import Settings, World
 from tpu.emulator.tpu_service import TpuService
 from tpu.emulator.trouble import Trouble
@@ -44,13 +45,19 @@ _METADATA_PORT = 8775
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How to run: where its files lie, the project it serves, threads of each host, and when to end."""
+    """How to run: where its files lie, the project it serves, threads of each host, and when to end.
+
+    With `speed` hosts are simulated, and so many seconds of the cloud pass in one: see tpu.emulator.simulation.
+    `seed` is that of their fate.
+    """
 
     state_dir: Path
     project: str = "relay-emulated"
     host_threads: int = 1
     temporary: bool = False
     until_stdin_closes: bool = False
+    speed: float | None = None
+    seed: int = 0
 
 
 class AlreadyRunning(RuntimeError):
@@ -106,22 +113,26 @@ async def _start(options: ServeOptions, stack: AsyncExitStack) -> EmulatorRecord
     stack.callback(addresses.close)
     first = f"127.{addresses.network}.1.1"
     ssh_port, metadata_port = free_port(first, _SSH_PORT), free_port(first, _METADATA_PORT)
-    pool = HostPool(emulator_id, state_dir)
-    await pool.start()
-    stack.push_async_callback(pool.stop)
-
     host_environment = {"STORAGE_EMULATOR_HOST": storage, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-    fleet = Fleet(
-        emulator_id,
-        pool,
-        addresses,
-        state_dir,
-        ssh_port=ssh_port,
-        metadata_port=metadata_port,
-        threads=options.host_threads,
-        environment=host_environment,
-    )
-    cloud = await _open_cloud(options.project, key, fleet, gcs_root / BUCKET, stack)
+    world = World()
+    if options.speed is not None:
+        stage = scripted_stage(world, options.speed, options.seed)
+    else:
+        pool = HostPool(emulator_id, state_dir)
+        await pool.start()
+        stack.push_async_callback(pool.stop)
+        fleet = Fleet(
+            emulator_id,
+            pool,
+            addresses,
+            state_dir,
+            ssh_port=ssh_port,
+            metadata_port=metadata_port,
+            threads=options.host_threads,
+            environment=host_environment,
+        )
+        stage = Stage(SystemClock(), fleet)
+    cloud = await _open_cloud(options.project, key, world, stage, gcs_root / BUCKET, stack)
     gcloud.write_token(state_dir, key)
     stack.callback(gcloud.token_file(state_dir).unlink, missing_ok=True)
     env = {
@@ -151,11 +162,12 @@ class _Addresses:
 
 
 async def _open_cloud(
-    project: str, key: str, fleet: Fleet, bucket: Path, stack: AsyncExitStack
+    project: str, key: str, world: World, stage: Stage, bucket: Path, stack: AsyncExitStack
 ) -> _Addresses:
     """Open the API in both its forms, and the control API, over a fleet of hosts."""
-    clock, world, faults = SystemClock(), World(), Faults()
+    clock, fleet, faults = stage.clock, stage.fleet, Faults()
     nodes = Nodes(world, fleet, clock)
+    stage.begin(nodes)
     queued = QueuedResources(world, nodes, clock)
     operations = OperationStore(clock, world.background)
     trouble = Trouble(world, nodes, clock)
@@ -167,6 +179,7 @@ async def _open_cloud(
         operations.clear()
         world.settings, world.budget = Settings(), None
         await asyncio.to_thread(empty_folder, bucket)
+        stage.begin(nodes)
 
     service = TpuService(project, world, nodes, queued, operations, clock)
     dispatcher = Dispatcher(service, operations, faults, key)

@@ -83,6 +83,14 @@ class Weather:
     places: PlaceWeather = field(default_factory=PlaceWeather)
 
 
+# A zone of our time: what researchers with spot quota tell of.
+TYPICAL = Weather(
+    calls=CallWeather(error_share=0.002),
+    hosts=HostWeather(boot=Lognormal(150, 0.6), mean_life_s=6 * 3600, mean_to_hang_s=200 * 3600),
+    places=PlaceWeather(every_s=12 * 3600, lasts_s=5400, takes_share=0.3),
+)
+
+
 class History:
     """What happened, in order: (simulated seconds, what). Of two runs of a seed it is the same."""
 
