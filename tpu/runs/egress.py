@@ -9,6 +9,9 @@ from tpu.runs.clearance import Clearance, newest_checkpoint_gb
 from tpu.runs.event_log import EventLog, candidate_of
 from tpu.topology import accelerator_type
 
+# US dollars: a run whose bucket is as near as can be has nothing to decide by less.
+_WORTH_TELLING = 0.01
+
 
 def moved(
     segments: Sequence[int], resume: int | None, last_commit: int | None, hosts: int
@@ -40,8 +43,11 @@ async def note_egress(
     size_gb = await asyncio.to_thread(newest_checkpoint_gb, run_dir)
     if size_gb is None or not read + written:
         return
+    dollars = costs.dollars(read * size_gb, written * size_gb)
+    if not costs.abroad and dollars < _WORTH_TELLING:
+        return
     await log.note(
         "egress", what=f"checkpoints between the bucket and {candidate.region}", attempt=attempt,
-        slice=started.detail["slice"], dollars=costs.dollars(read * size_gb, written * size_gb),
+        slice=started.detail["slice"], dollars=dollars,
         egress_gb=(read + written) * size_gb, read_a_gb=costs.read, write_a_gb=costs.write,
     )  # fmt: skip

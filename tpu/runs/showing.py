@@ -19,7 +19,7 @@ from tpu.slices.zone_health import Closed, Fine, Paused, Slowed, ZoneHealth
 
 _SHOWN = (
     "slice-ready", "slice-leased", "slice-deleted", "slice-released", "provision-failed", "attempt-started",
-    "attempt-ended", "max-cost-reached",
+    "attempt-ended", "max-cost-reached", "no-slice",
 )  # fmt: skip
 
 
@@ -129,6 +129,8 @@ def _event(event: RunEvent, commits: bool) -> str:
             told += f"; last commit step {last}" if last is not None else ""
         case "provision-failed":
             told = f"slice {detail['slice']} was not had: {detail['reason']}"
+        case "no-slice":
+            told = f"no slice: {detail['reason']}"
         case "slice-leased":
             told = f"slice {detail['slice']} is taken from the pool"
         case "slice-released":
