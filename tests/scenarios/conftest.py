@@ -18,6 +18,7 @@ from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from deployments.bench.chaos.warm import WarmStarts, warm_starts
 from deployments.prefect_server import prefect_server
 from flows.train import train
 from tests.trainers.numpy_trainer import initial_state, update
@@ -45,6 +46,13 @@ def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[di
         # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
         APILogWorker.drain_all(timeout=10)
         EventsWorker.drain_all(timeout=10)
+
+
+@pytest.fixture(scope="session")
+def warm_flows(emulator_session: Emulator, prefect_environment: dict[str, str]) -> Iterator[WarmStarts]:
+    """Flow processes for tests that start many: the imports are done once."""
+    with warm_starts(os.environ | emulator_session.env | prefect_environment) as flows:
+        yield flows
 
 
 @dataclass

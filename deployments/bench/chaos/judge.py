@@ -73,7 +73,7 @@ def judge(history: History, outcome: Outcome) -> list[str]:
     return [
         *_ending(history, outcome),
         *_verdicts(history, outcome),
-        *_twice(outcome.events),
+        *done_twice(outcome.events),
         *_lost_work(outcome),
         *(f"wrong bits: {wrong}" for wrong in outcome.wrong_bits),
         *(f"left behind: {left}" for left in outcome.left),
@@ -147,8 +147,8 @@ def _by_itself(history: History, attempt: int | None) -> list[str]:
     return [{"nan": "diverge", "nanstate": "diverge", "hang": "hang-program"}.get(kind, "program-error")]
 
 
-def _twice(events: Sequence[RunEvent]) -> Iterator[str]:
-    """What happened more than once, or not as often as it must."""
+def done_twice(events: Sequence[RunEvent]) -> Iterator[str]:
+    """What a run's history tells more than once, or begins and never ends."""
     for kind, what in (
         ("slice-intended", "slice"),
         ("attempt-started", "attempt"),

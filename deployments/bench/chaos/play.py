@@ -40,6 +40,8 @@ LOOK_S = 0.1
 LONGEST_S = 300.0
 # What a flow has deleted or ended is gone at its end; on a busy machine a killed process leaves a moment later.
 LEAVING_S = 10.0
+# What is to be struck may come a little after the moment: the program after its attempt's event, say.
+PATIENCE_S = 8.0
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,7 @@ class _Player:
                     self.missed += [struck.fault, *(strike.fault for strike in moments)]
                 return code
             self._seen.look()
-            if struck is not None and self._is_time(struck):
-                self._strike(struck)
+            if struck is not None and self._is_time(struck) and self._strike(struck):
                 struck = next(moments, None)
         return None
 
@@ -151,14 +152,19 @@ class _Player:
         arguments = ["--resume", self._history.run.name] if known else [str(self._config)]
         return self._stage.flows.start(arguments, self._stage.program, log, TPU_RELAY_BUCKET=self.bucket)
 
-    def _strike(self, strike: Strike) -> None:
+    def _strike(self, strike: Strike) -> bool:
+        """Make the trouble; False if what it is to be made on may still come."""
         at = time.time()  # what follows from it can be written down before the emulator has answered
         try:
             where, told = getattr(self, "_" + strike.fault.replace("-", "_"))(strike.detail)
-        except (_NoTarget, ControlError) as why:  # it was gone before: as if nobody had tried
+        except (_NoTarget, ControlError) as why:
+            assert self._seen.met is not None
+            if time.monotonic() < self._seen.met + strike.delay_s + PATIENCE_S:
+                return False
             self.missed.append(f"{strike.fault} ({why})")
         else:
             self.injected.append(Injected(at, strike.fault, where, told))
+        return True
 
     # --- troubles: each returns the slice that it was made on, or None, and what it was ---
 
