@@ -222,7 +222,8 @@ def test_extend_and_fork(shown: Track, terminal: Terminal):
 def test_reap_says_what_it_would_do_and_does_it(shown: Track, terminal: Terminal):
     said = terminal.relay("reap", "--dry-run")
     assert (said.code, said.err) == (0, "")
-    assert "# Reaper: 0 slices would be deleted; 0 slices of ours left alone" in said.out
+    assert said.out.startswith("# Reaper: 0 slices would be deleted\n")
+    assert "0 slices would be deleted; 0 slices of ours left alone." in said.out
     assert "A dry run: nothing was changed." in said.out
     assert terminal.relay("reap", "--pool", "default").out.startswith("# Reaper: 0 slices deleted")
 

@@ -140,10 +140,11 @@ async def test_a_project_is_put_in_order(project: Project):
     assert told["forgotten"] == ["vanished"]
     text = to_markdown(done)
     assert "4 slices deleted (saves $4.00 an hour, and 1 whose price is not known)" in text
-    assert (
-        "| orphan | us-central2-b | spot v4-8, queued resource ACTIVE, node READY | no lease knows it |"
-        in text
+    assert text.startswith("# Reaper: 4 slices deleted\n\n4 slices deleted (saves")
+    orphan = (
+        "- **orphan** in us-central2-b (spot v4-8, queued resource ACTIVE, node READY): no lease knows it; "
     )
+    assert f"{orphan}price not known\n" in text
     assert "1 more in the project are not ours." in text
     # Once more: nothing is left to do.
     async with project.beating("held", "alive"):
@@ -194,7 +195,7 @@ async def test_V8_a_deletion_is_done_when_the_cloud_says_so_and_tried_again_by_t
     (outcome,) = done.outcomes
     assert outcome.trouble is not None
     assert "not confirmed" in outcome.trouble
-    assert "NOT CONFIRMED, tried again next time" in to_markdown(done)
+    assert "**Not confirmed, tried again next time**" in to_markdown(done)
     # Nobody can take it meanwhile.
     assert await project.state("s") is LeaseState.QUARANTINED
     assert project.there() == {"s"}

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from tpu.runs.ledger import in_dollars
 from tpu.runs.reaping import Outcome, Reaped
-from tpu.slices.reaper import Deletion
+from tpu.slices.reaper import Deletion, Forgotten, Left, Sighting
 
-# Rows of a table; beyond them a number says how many there are.
-MOST_ROWS = 60
+# Lines of a list, beyond which a number says how many there are, and characters of a line.
+MOST_LINES, LONGEST_LINE = 60, 400
 
 
 def headline(reaped: Reaped) -> str:
@@ -38,6 +38,8 @@ def saved(deletions: Iterable[Deletion]) -> str:
             unknown += 1
         else:
             known += price
+    if unknown and not known:
+        return "what that saves is not known: no price"
     told = f"saves {in_dollars(known)} an hour"
     return f"{told}, and {unknown} whose price is not known" if unknown else told
 
@@ -60,62 +62,58 @@ def figures(reaped: Reaped) -> dict[str, object]:
 
 def to_markdown(reaped: Reaped, topped_up: Sequence[str] = ()) -> str:
     """The pass as a report. `topped_up` says what was done for pools that had too few slices."""
-    lines = [f"# Reaper: {headline(reaped)}", ""]
+    told, plan = headline(reaped), reaped.plan
+    lines = [f"# Reaper: {told.partition(' (')[0].partition(';')[0]}", "", f"{told}.", ""]
     if reaped.dry_run:
         lines += ["A dry run: nothing was changed.", ""]
-    if reaped.troubles:
-        lines += ["## Troubles", "", *(f"- {_cell(trouble)}" for trouble in reaped.troubles), ""]
-    rows = [_row(one.deletion, _told(one)) for one in reaped.outcomes]
+        lines += _list("To delete", map(_deletion, plan.deletions))
+        lines += _list("Leases to close", map(_lease, plan.forgotten))
+    else:
+        lines += _list("Troubles", reaped.troubles)
+        lines += _list("Deleted", (_deletion(one.deletion) for one in reaped.outcomes if one.confirmed))
+        lines += _list("Not deleted", (_undone(one) for one in reaped.outcomes if not one.confirmed))
+        lines += _list("Leases closed", map(_lease, reaped.forgotten))
     if reaped.dry_run:
-        rows = [_row(one, "would be deleted") for one in reaped.plan.deletions]
-    lines += _table("Deleted" if not reaped.dry_run else "To delete",
-                    ("slice", "zone", "what", "why", "an hour", "outcome"), rows)  # fmt: skip
-    lines += _table(
-        "Leases closed", ("slice", "pool", "why"),
-        [(one.lease.slice, one.lease.pool, one.reason)
-         for one in (reaped.plan.forgotten if reaped.dry_run else reaped.forgotten)],
-    )  # fmt: skip
-    doubtful = [one for one in reaped.plan.left if one.doubtful]
-    calm = [one for one in reaped.plan.left if not one.doubtful]
-    for title, left in (("Left alone: please look", doubtful), ("Left alone", calm)):
-        lines += _table(
-            title, ("slice", "zone", "what", "why"),
-            [(one.name, one.zone, one.what, one.reason) for one in left],
-        )  # fmt: skip
-    if topped_up:
-        lines += ["## Pools kept at their size", "", *(f"- {_cell(text)}" for text in topped_up), ""]
-    strangers = reaped.plan.strangers
-    others = f" {strangers} more in the project are not ours." if strangers else ""
+        lines += _list("Troubles", reaped.troubles)
+    lines += _list("Left alone: please look", (_left(one) for one in plan.left if one.doubtful))
+    lines += _list("Left alone", (_left(one) for one in plan.left if not one.doubtful))
+    lines += _list("Pools kept at their size", topped_up)
+    others = f" {plan.strangers} more in the project are not ours." if plan.strangers else ""
     return "\n".join([*lines, f"Zones seen: {', '.join(reaped.zones) or 'all, and empty'}.{others}", ""])
 
 
-def _told(outcome: Outcome) -> str:
-    if outcome.spared is not None:
-        return f"left alone: {outcome.spared}"
-    return (
-        "deleted" if outcome.trouble is None else f"NOT CONFIRMED, tried again next time: {outcome.trouble}"
-    )
-
-
-def _row(one: Deletion, outcome: str) -> tuple[str, ...]:
+def _deletion(one: Deletion) -> str:
     price = one.saves_an_hour
-    hourly = "not known" if price is None else in_dollars(price)
-    return one.sighting.name, one.sighting.zone, one.sighting.what, one.reason, hourly, outcome
+    hourly = "price not known" if price is None else f"{in_dollars(price)} an hour"
+    return f"{_slice(one.sighting)}: {one.reason}; {hourly}"
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
+def _undone(one: Outcome) -> str:
+    if one.spared is not None:
+        return f"{_slice(one.deletion.sighting)}: left alone after all, {one.spared}"
+    return f"{_deletion(one.deletion)}. **Not confirmed, tried again next time**: {one.trouble}"
+
+
+def _lease(one: Forgotten) -> str:
+    return f"**{one.lease.slice}** of the pool {one.lease.pool}: {one.reason}"
+
+
+def _left(one: Left) -> str:
+    return f"**{one.name}** in {one.zone} ({one.what}): {one.reason}"
+
+
+def _slice(one: Sighting) -> str:
+    return f"**{one.name}** in {one.zone} ({one.what})"
+
+
+def _list(title: str, items: Iterable[str]) -> list[str]:
+    """Lines, not a table: the reasons are sentences, and a wide table is cut off in a narrow page."""
+    lines = [f"- {' '.join(item.split())[:LONGEST_LINE]}" for item in items]
+    if not lines:
         return []
-    lines = [f"## {title}", "", f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows[:MOST_ROWS]]
-    if len(rows) > MOST_ROWS:
-        lines += ["", f"and {len(rows) - MOST_ROWS} more"]
-    return [*lines, ""]
+    more = [f"- and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return [f"## {title}", "", *lines[:MOST_LINES], *more, ""]
 
 
 def _slices(count: int) -> str:
     return f"{count} slice" if count == 1 else f"{count} slices"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:300]

@@ -202,8 +202,8 @@ def _segment_lines(report: Report) -> list[str]:
     lines = [
         "## Segments",
         "",
-        f"| segment | steps | attempts | what happened {head}|",
-        f"| --- | --- | --- | --- {rule}|",
+        f"| segment | steps | attempts {head}| what happened |",
+        f"| --- | --- | --- {rule}| --- |",
     ]
     for row in report.segments:
         told = "<br>".join(f"attempt {_cell(end)}" for end in row.ends)
@@ -211,7 +211,7 @@ def _segment_lines(report: Report) -> list[str]:
             told = told or "not reached"
         tried = ", ".join(map(str, row.attempts)) or "–"
         paid = f"| {cost.get(row.number, '–')} " if spent else ""
-        lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} | {told or 'done'} {paid}|")
+        lines.append(f"| {row.number} | {row.start}–{row.stop} | {tried} {paid}| {told or 'done'} |")
     return lines
 
 
@@ -229,7 +229,7 @@ def _time_lines(report: Report) -> list[str]:
     cost = dict(zip(spent, dollar_column(list(spent.values())), strict=True))
     lines = ["## Where the time went", "", f"| | seconds | share |{head}", f"| --- | ---: | ---: |{rule}"]
     for bucket in BUCKETS:
-        if (seconds := report.seconds[bucket]) > 0:
+        if (seconds := report.seconds[bucket]) >= 0.05:  # what would be shown as 0.0
             # A foreign command says nothing of its phases: all its time is that of its start.
             name = "command" if bucket == "start" and not report.record.config.commits else bucket
             paid = f" {cost.get(bucket, '–')} |" if spent else ""
