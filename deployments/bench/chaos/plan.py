@@ -41,8 +41,8 @@ PLACES: tuple[Place, ...] = (
     ("us-west4-a", "v5litepod-4"),
     ("us-east5-b", "v6e-4"),
 )
-WITHOUT_QUOTA: Place = ("europe-west4-b", "v5litepod-4")
-WITHOUT_CAPACITY: Place = ("asia-northeast1-b", "v6e-4")
+WITHOUT_QUOTA: Place = ("us-central1-a", "v5litepod-4")
+WITHOUT_CAPACITY: Place = ("us-east5-a", "v6e-4")
 
 PREEMPTED_STATES = ("PREEMPTED", "TERMINATED", "STOPPED", "UNKNOWN", "gone")
 ODD_STATES = ("REPAIRING", "RESTARTING", "REIMAGING", "HIDDEN", "STOPPING")
