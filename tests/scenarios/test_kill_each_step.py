@@ -1,4 +1,4 @@
-"""SIGKILL of the flow at each of its steps in turn; started again it goes on, nothing is done twice, nothing is left."""
+"""SIGKILL of the flow at each of its steps; started again it goes on, nothing is done twice and nothing is left."""
 
 from __future__ import annotations
 
