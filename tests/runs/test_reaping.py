@@ -146,6 +146,7 @@ async def test_a_project_is_put_in_order(project: Project):
     )
     assert f"{orphan}price not known\n" in text
     assert "1 more in the project are not ours." in text
+    assert "## Pools now\n\n- default: 1 slice, $2.00 an hour\n" in text
     # Once more: nothing is left to do.
     async with project.beating("held", "alive"):
         assert headline(await project.reap()) == "0 slices deleted; 1 slice of ours left alone"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tpu.runs.ledger import in_dollars
 from tpu.runs.reaping import Outcome, Reaped
+from tpu.slices.lease import Lease, LeaseState
+from tpu.slices.pool_cost import pool_cost
 from tpu.slices.reaper import Deletion, Forgotten, Left, Sighting
 
 # Lines of a list, beyond which a number says how many there are, and characters of a line.
@@ -78,8 +80,26 @@ def to_markdown(reaped: Reaped, topped_up: Sequence[str] = ()) -> str:
     lines += _list("Left alone: please look", (_left(one) for one in plan.left if one.doubtful))
     lines += _list("Left alone", (_left(one) for one in plan.left if not one.doubtful))
     lines += _list("Pools kept at their size", topped_up)
+    lines += _list("Pools now", _pools(reaped))
     others = f" {plan.strangers} more in the project are not ours." if plan.strangers else ""
     return "\n".join([*lines, f"Zones seen: {', '.join(reaped.zones) or 'all, and empty'}.{others}", ""])
+
+
+def _pools(reaped: Reaped) -> Iterator[str]:
+    """What each pool costs now, after this pass."""
+    gone = {one.deletion.sighting.name for one in reaped.outcomes if one.confirmed}
+    gone |= {one.lease.slice for one in reaped.forgotten}
+    pools: dict[str, list[Lease]] = {}
+    for lease in reaped.leases.values():
+        if lease.slice not in gone and lease.state is not LeaseState.GONE:
+            pools.setdefault(lease.pool, []).append(lease)
+    for name, leases in sorted(pools.items()):
+        cost = pool_cost(leases, reaped.time)
+        told = f"{name}: {_slices(cost.slices)}, {in_dollars(cost.an_hour)} an hour"
+        told += (
+            f", {in_dollars(cost.idle_an_hour)} of it for chips that no run has" if cost.idle_an_hour else ""
+        )
+        yield told + (f"; no price of {', '.join(cost.unpriced)}" if cost.unpriced else "")
 
 
 def _deletion(one: Deletion) -> str:

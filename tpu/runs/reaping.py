@@ -81,11 +81,13 @@ class Outcome:
 
 @dataclass
 class Reaped:
-    """One pass. `troubles` are sentences on what could not be seen or done; `pools` the leases that were seen."""
+    """One pass, decided at `time` (seconds since 1970). `troubles` are sentences on what could not be seen or done;
+    `leases` are those that were read."""
 
     plan: Plan
     dry_run: bool
     zones: tuple[str, ...]
+    time: float
     outcomes: tuple[Outcome, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
     troubles: list[str] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Reaper:
         if any(one.dead for one in made.deletions):
             seen = await self._look_again(seen, {one.sighting.name for one in made.deletions if one.dead})
             made = plan(seen, facts, zones, self._scope.pool)
-        done = Reaped(made, dry_run, tuple(sorted(zones)), leases=dict(facts.leases))
+        done = Reaped(made, dry_run, tuple(sorted(zones)), facts.now, leases=dict(facts.leases))
         if not dry_run:
             await self._each(self._note_ready, made.arrived)
             done.outcomes = await self._each(self._delete, made.deletions)
