@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tpu.checkpoint import objects
 from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
+from tpu.runs.charges import charged
 from tpu.runs.controller import ControllerState, MalformedController, observe
 from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
 from tpu.runs.figures import saved_dollars
@@ -134,14 +135,18 @@ def failure(record: RunRecord, events: Sequence[RunEvent]) -> str | None:
 
     A preemption or a lost host ends no run that its budget lets go on, so what ended behind one was stopped.
     """
-    last = next((e for e in reversed(events) if e.kind in ("attempt-ended", "provision-failed")), None)
+    last = next(
+        (e for e in reversed(events) if e.kind in ("attempt-ended", "provision-failed", "no-slice")), None
+    )
     if last is None:
         return None
     reason = last.detail["reason"].strip() or "no reason given"
+    if last.kind == "no-slice":
+        return _short(f"no slice: {reason}")
     if last.kind == "provision-failed":
         return None if reason in _GIVEN_UP else _short(f"no slice: {reason}")
-    kinds = [VerdictKind(e.detail["verdict"]) for e in events if e.kind == "attempt-ended"]
-    if kinds[-1] in (VerdictKind.FINISHED, VerdictKind.CANCELLED):
+    kinds = charged(record, events)
+    if not kinds or last.detail.get("evicted") or kinds[-1] in (VerdictKind.FINISHED, VerdictKind.CANCELLED):
         return None
     budget = record.config.budget
     answer = allows(Budgets(budget.preemption, budget.infrastructure, budget.user_failure), kinds)
