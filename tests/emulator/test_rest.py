@@ -117,6 +117,8 @@ def test_lists_come_in_pages(emulator: Emulator) -> None:
     assert "nextPageToken" not in rest_of_it
     names = [node["name"] for page in (first, rest_of_it) for node in page["nodes"]]
     assert names == [node_name(name) for name in ("a", "b", "c")]
+    named = rest.call("GET", f"{parent()}/nodes?fields=nodes(name)")
+    assert named == {"nodes": [{"name": name} for name in names]}
     everywhere = parent("-")
     assert len(rest.call("GET", f"{everywhere}/nodes")["nodes"]) == 3
     assert rest.refusal("GET", f"{parent()}/nodes?pageToken=nonsense")[1] == "INVALID_ARGUMENT"
@@ -152,6 +154,8 @@ def test_refusals_are_those_of_the_api(emulator: Emulator) -> None:
     assert rest.refusal("PUT", nodes)[:2] == (404, "NOT_FOUND")
     assert rest.refusal("POST", f"{nodes}?nodeId=n", b"{")[:2] == (400, "INVALID_ARGUMENT")
     assert rest.refusal("POST", f"{nodes}?nodeId=n", [1])[:2] == (400, "INVALID_ARGUMENT")
+    huge = {**NODE, "metadata": {"a": "b" * 5_000_000}}
+    assert rest.refusal("POST", f"{nodes}?nodeId=n", huge)[:2] == (400, "INVALID_ARGUMENT")
     rest.call("POST", f"{nodes}?nodeId=n", NODE)
     assert rest.refusal("POST", f"{nodes}?nodeId=n", NODE)[:2] == (409, "ALREADY_EXISTS")
     emulator.set_quota(ZONE, "v4-8", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.longrunning import operations_pb2
 
-from tpu.emulator import errors, messages, rest_json, rest_routes, tpu_service
+from tpu.emulator import errors, messages, rest_fields, rest_json, rest_routes, tpu_service
 from tpu.emulator.errors import ApiError
 
 ZONE = "projects/p/locations/us-central2-b"
@@ -184,3 +184,39 @@ def test_details_of_errors() -> None:
     [detail] = body["error"]["details"]
     assert detail["@type"] == "type.googleapis.com/google.rpc.ErrorInfo"
     assert detail["reason"] == "RATE_LIMIT_EXCEEDED"
+
+
+NODES = {
+    "nodes": [{"name": "n", "networkConfig": {"network": "d", "x": 1}, "labels": {"a-b": "c"}}],
+    "nextPageToken": "t",
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        ("nextPageToken", {"nextPageToken": "t"}),
+        ("nodes(name,labels)", {"nodes": [{"name": "n", "labels": {"a-b": "c"}}]}),
+        (
+            "nodes/networkConfig/network,nodes/name",
+            {"nodes": [{"name": "n", "networkConfig": {"network": "d"}}]},
+        ),
+        (
+            "nodes.network_config.x, next_page_token",
+            {"nodes": [{"networkConfig": {"x": 1}}], "nextPageToken": "t"},
+        ),
+        ("nodes(networkConfig(x),name)", {"nodes": [{"name": "n", "networkConfig": {"x": 1}}]}),
+        ("*/name,nodes/nothing", {"nodes": [{}], "nextPageToken": "t"}),
+        ("nodes/*/network", {"nodes": [{"name": "n", "networkConfig": {"network": "d"}, "labels": {}}]}),
+    ],
+)
+def test_partial_answers(fields: str, kept: object) -> None:
+    assert rest_fields.select(rest_fields.parse(fields), NODES) == kept
+
+
+@pytest.mark.parametrize(
+    "fields", ["nodes(name", "nodes)", ",", "nodes(,name)", "nodes/", "(name)", "a(b)c", " "]
+)
+def test_fields_that_cannot_be_read(fields: str) -> None:
+    with pytest.raises(ApiError, match="Invalid field selection"):
+        rest_fields.parse(fields)

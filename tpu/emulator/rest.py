@@ -9,12 +9,13 @@ from typing import Any
 
 from aiohttp import web
 
-from tpu.emulator import rest_json, rest_routes
+from tpu.emulator import rest_fields, rest_json, rest_routes
 from tpu.emulator.dispatch import Dispatcher
 from tpu.emulator.errors import ApiError
 
 # All that `gcloud compute tpus tpu-vm ssh` asks Compute Engine for: are there SSH keys of the whole project?
 _COMPUTE_PROJECT = re.compile(r"/compute/[^/]+/projects/([^/]+)")
+_FIELDS = ("fields", "$fields")
 _LARGEST_BODY = 4 * 1024 * 1024  # metadata alone may have 512 KB
 
 
@@ -26,6 +27,11 @@ def application(dispatcher: Dispatcher) -> web.Application:
             return web.json_response(await _answer(dispatcher, request))
         except ApiError as error:
             status, content = rest_json.write_error(error)
+            return web.json_response(content, status=status)
+        except web.HTTPRequestEntityTooLarge as error:
+            status, content = rest_json.write_error(
+                ApiError(3, f"Request payload is too large. {error.text}")
+            )
             return web.json_response(content, status=status)
 
     app = web.Application(client_max_size=_LARGEST_BODY)
@@ -42,10 +48,13 @@ async def _answer(dispatcher: Dispatcher, request: web.Request) -> dict[str, Any
     if match is None:
         raise rest_json.not_a_method(request.method, request.path)
     method = dispatcher.methods[match.route.method]
-    body = _object(await request.read())
-    message = rest_json.read_request(match, list(request.query.items()), body, method.request_class)
+    query = [(name, text) for name, text in request.query.items() if name not in _FIELDS]
+    fields = next((request.query[name] for name in _FIELDS if name in request.query), None)
+    fields = fields or request.headers.get("X-Goog-FieldMask")
+    selection = rest_fields.parse(fields) if fields else {}
+    message = rest_json.read_request(match, query, _object(await request.read()), method.request_class)
     response = await dispatcher.answer(match.route.method, message, authorization)
-    return rest_json.write_response(match.version, response)
+    return rest_fields.select(selection, rest_json.write_response(match.version, response))
 
 
 def _object(data: bytes) -> Mapping[str, Any]:
