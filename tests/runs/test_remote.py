@@ -99,6 +99,9 @@ def test_the_newest_slice_is_the_last_that_was_ready_and_lives():
     told += [event("slice-deleted", "a"), event("slice-intended", "b")]
     assert newest_slice(told) is None
     assert newest_slice([*told, event("slice-ready", "b"), event("slice-deleted", "a")]) == "b"
+    told += [event("slice-leased", "c")]
+    assert newest_slice(told) == "c"
+    assert newest_slice([*told, event("slice-released", "c")]) is None
 
 
 @pytest.fixture

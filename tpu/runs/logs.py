@@ -84,7 +84,8 @@ def _attempt(run_dir: str, run: str, attempt: int | None) -> int:
 
 
 def _check_host(run_dir: str, run: str, host: int) -> None:
-    hosts = accelerator_type(load_record(run_dir).config.slice.accelerator_type).hosts
+    types = load_record(run_dir).config.slice.types
+    hosts = max(accelerator_type(name).hosts for name in types)
     if host >= hosts:
         raise NoLog(f"{run} has 1 host: 0" if hosts == 1 else f"{run} has {hosts} hosts: 0 to {hosts - 1}")
 

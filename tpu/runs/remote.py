@@ -21,7 +21,7 @@ from tpu.hosts.gang import GangSpec
 from tpu.hosts.group import HostConnection
 from tpu.hosts.identity import ensure_identity
 from tpu.hosts.route import RouteError, route_to
-from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.event_log import RunEvent, candidate_of, load_events
 from tpu.runs.record import RunRecord, load_record
 from tpu.slices.hosts import host_addresses
 from tpu.train.profile import REQUEST
@@ -53,26 +53,28 @@ async def hosts_of(connection: Connection, run_dir: str) -> tuple[HostAddress, .
         tpu.runs.record.RunNotFound: there is no such run.
     """
     record = load_record(run_dir)
-    name = newest_slice(load_events(run_dir))
+    events = load_events(run_dir)
+    name = newest_slice(events)
     if name is None:
         run = record.config.name
         raise HostNotReady(f"{run} has no slice now: start it with `python -m flows.train --resume {run}`")
-    return await _addresses(connection, record, name)
+    return await _addresses(connection, record, name, candidate_of(events, name).zone)
 
 
 def newest_slice(events: Sequence[RunEvent]) -> str | None:
-    """The newest slice that was ready and is not deleted yet."""
+    """The newest slice that was ready, made or taken from the pool, and is neither deleted nor given back yet."""
     ready = None
     for event in events:
-        if event.kind == "slice-ready":
+        if event.kind in ("slice-ready", "slice-leased"):
             ready = event.detail["slice"]
-        elif event.kind == "slice-deleted" and event.detail["slice"] == ready:
+        elif event.kind in ("slice-deleted", "slice-released") and event.detail["slice"] == ready:
             ready = None
     return ready
 
 
-async def _addresses(connection: Connection, record: RunRecord, name: str) -> tuple[HostAddress, ...]:
-    zone = record.config.slice.zone
+async def _addresses(
+    connection: Connection, record: RunRecord, name: str, zone: str
+) -> tuple[HostAddress, ...]:
     try:
         async with open_cloud(connection) as cloud:
             return await host_addresses(cloud, zone, await cloud.get_node(zone, name))
@@ -190,7 +192,8 @@ async def profile_run(connection: Connection, run_dir: str, steps: int, report: 
     slices = {e.detail["attempt"]: e.detail["slice"] for e in events if e.kind == "attempt-started"}
     if not fence.open or fence.attempt not in slices:
         raise HostNotReady(f"{name} does not train now; `relay show {name}` tells more")
-    hosts = await _addresses(connection, record, slices[fence.attempt])
+    taken = slices[fence.attempt]
+    hosts = await _addresses(connection, record, taken, candidate_of(events, taken).zone)
     target = f"{run_dir}/profiles/{fence.attempt}"
     before = await asyncio.to_thread(finished_traces, target)
     identity = ensure_identity(connection.home)
