@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.slices.test_provision import FastClock, always, nothing_is_left, until
+from tpu.checkpoint import files
 from tpu.clock import Clock, SystemClock
 from tpu.cloud import CloudError, ErrorKind
 from tpu.cloud.google import GoogleTpuCloud
@@ -415,6 +416,19 @@ async def test_the_emulator_s_own_bucket_remembers(cloud: GoogleTpuCloud, emulat
     health = await memory_of_bucket(bucket, clock).health()
     assert [outcome.kind for outcome in health.of(A).outcomes] == ["stockout"]
     assert health.of(B).outcomes == ()
+
+
+async def test_a_memory_that_is_damaged_is_told_and_done_without(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    bucket = emulator.env["TPU_RELAY_BUCKET"]
+    for name in ("zone-health", "creation-rate"):
+        files.write(f"{bucket}/pools/{name}.json", b"[")
+    said: list[str] = []
+    sell_out(emulator, A)
+    ready = await get(cloud, A, B, memory=memory_of_bucket(bucket, SystemClock()), said=said)
+    assert ready.zone == B.zone
+    assert any("zone-health.json cannot be understood" in line for line in said)
 
 
 @pytest.mark.parametrize("kind", ErrorKind)

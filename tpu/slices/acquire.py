@@ -24,7 +24,7 @@ from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.project_memory import ProjectMemory
 from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
 from tpu.slices.request import SliceRequest
-from tpu.slices.shared import SharedContended
+from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.slices.waiting import Waiting
 from tpu.slices.zone_health import Closed, Fine, Paused
 from tpu.unbroken import unbroken
@@ -383,7 +383,7 @@ class _Acquisition:
         """What the project remembers; it is no reason to have no slice that it cannot be asked."""
         try:
             return await asked
-        except (StorageUnavailable, SharedContended) as error:
+        except (StorageUnavailable, SharedContended, MalformedShared) as error:
             self._report(f"going on without what the project remembers of its zones: {error}")
             return otherwise
 
