@@ -38,7 +38,7 @@ async def train_segment(driver: RunDriver, number: int, start: int, stop: int) -
         async with driver.preparing():
             await provision(driver)
             await sync_code(driver)
-        await driver.start_attempt()
+            await driver.start_attempt()
     _name_this_task_run(f"segment {number}: steps {start}-{stop}, attempt {driver.attempt}")
     await driver.wait_for_commit(stop)
     return stop

@@ -22,7 +22,9 @@ RECORD = RunRecord(
 
 
 def ended(verdict: str, reason: str = "why\nand more") -> RunEvent:
-    return RunEvent(1.0, "attempt-ended", {"verdict": verdict, "reason": reason, "steps": 40})
+    return RunEvent(
+        1.0, "attempt-ended", {"slice": "s", "attempt": 1, "verdict": verdict, "reason": reason, "steps": 40}
+    )
 
 
 def refused(reason: str) -> RunEvent:

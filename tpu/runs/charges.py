@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
-from tpu.slices.blame import Tried, as_charged, suspect
+from tpu.slices.blame import Suspicion, Tried, as_charged, blamed, suspect
 from tpu.slices.verdict import VerdictKind
 
 
@@ -15,9 +15,15 @@ def charged(record: RunRecord, events: Sequence[RunEvent]) -> list[VerdictKind]:
     return as_charged(_tried(record, events))
 
 
-def suspected(record: RunRecord, events: Sequence[RunEvent]) -> str | None:
+def suspected(record: RunRecord, events: Sequence[RunEvent]) -> Suspicion | None:
     """Why the slice of the last attempt is not to be used again by the run; None if nothing speaks against it."""
     return suspect(_tried(record, events), record.config.budget.user_failure)
+
+
+def newly_blamed(record: RunRecord, events: Sequence[RunEvent]) -> list[str]:
+    """Slices that are to blame for failures of the run, and are not noted as such in its history yet."""
+    noted = {event.detail["slice"] for event in events if event.kind == "slice-blamed"}
+    return [name for name in blamed(_tried(record, events)) if name not in noted]
 
 
 def _tried(record: RunRecord, events: Sequence[RunEvent]) -> list[Tried]:

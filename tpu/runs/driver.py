@@ -19,7 +19,9 @@ from tpu.hosts.connect import HostUnreachable, connect_all
 from tpu.hosts.gang import GangSpec, end_gang, gang_status, start_gang
 from tpu.hosts.identity import Identity
 from tpu.runs import launch
-from tpu.runs.event_log import EventLog, undeleted
+from tpu.runs.charges import charged, suspected
+from tpu.runs.event_log import EventLog, in_repair, undeleted
+from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
 from tpu.runs.overview import reached
 from tpu.runs.record import RunRecord
@@ -33,13 +35,13 @@ from tpu.slices.condition import Condition
 from tpu.slices.provision import ReadySlice
 from tpu.slices.verdict import Verdict, VerdictKind, give_verdict, needs_the_cloud
 
-CLOUD_POLL_S = 5.0
 # The hosts of a gang that runs have been up already.
 TAKE_UP_S = 30.0
 # Those that have just been given the code, too; an SSH server that was killed is back within seconds.
 START_REACH_S = 15.0
 # What a gang that has fallen apart gets from SIGTERM to SIGKILL: no checkpoint can come of it any more.
 FALLEN_GRACE_S = 1.0
+NOT_CONFIRMED_DEAD = "its gang could not be confirmed dead"
 # A commit is looked for this often; the end of an attempt wakes at once.
 LOOK_S = 0.2
 
@@ -86,6 +88,7 @@ class RunDriver:
         self._spec: GangSpec | None = None
         self._attempt_task: asyncio.Task[Verdict] | None = None
         self._concluding = False
+        self._in_repair = False  # the slice at hand comes back by itself, and is waited for
 
     async def leave(self) -> None:
         """Stop following and beating, and give the right back. The gang goes on if there is one."""
@@ -94,14 +97,28 @@ class RunDriver:
             # What it ended with is seen anew by whoever takes the run up.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._attempt_task
+        await self._slices.leave()
         await self._tenure.leave()
 
     async def provision(self) -> ReadySlice:
         """A ready slice, the one at hand or a new one. Raises as SliceHolder.provision."""
         await self._tenure.still_wanted()
+        if self._in_repair:
+            await self._take_back()
         return await self._slices.provision(
             lambda name, reason: self._note_attempt_without_gang(None, name, VerdictKind.PREEMPTED, reason)
         )
+
+    async def _take_back(self) -> None:
+        """Have the slice again after its repair, once the last gang is confirmed dead on it."""
+        self._in_repair = False
+        attempt = (await self.fence()).attempt
+        if not await self._slices.until_repaired() or not attempt:
+            return
+        async with self._slices.hosts() as group:
+            dead = await end_gang(group, GangSpec(self.record.config.name, attempt), FALLEN_GRACE_S)
+        if not dead and self._slices.slice is not None:
+            await self._slices.delete(self._slices.slice.name, NOT_CONFIRMED_DEAD)
 
     async def sync(self) -> Installed:
         """Code and environment on the slice. Raises as SliceHolder.sync."""
@@ -135,7 +152,9 @@ class RunDriver:
         except (HostUnreachable, SyncError, SliceLost) as error:
             assert self._slices.slice is not None
             name = self._slices.slice.name
-            view = await condition_after_trouble(self._slices.condition, self._clock)
+            unreachable = error.reasons if isinstance(error, HostUnreachable) else ()
+            all_lost = len(unreachable) == len(self._slices.slice.hosts)
+            view = await condition_after_trouble(self._slices.condition, self._clock, all_lost)
             if view.lost:
                 kind = VerdictKind.PREEMPTED if view.preempted else VerdictKind.INFRASTRUCTURE
                 reason = f"{view.reason}, before the gang had started"
@@ -144,7 +163,8 @@ class RunDriver:
             else:
                 kind, reason = VerdictKind.INFRASTRUCTURE, str(error)
             await self._note_attempt_without_gang(None, name, kind, reason)
-            if kind is not VerdictKind.USER_FAILURE:
+            self._in_repair = view.condition is Condition.RECOVERING
+            if kind is not VerdictKind.USER_FAILURE and not self._in_repair:
                 await self._slices.delete(name, reason)
             raise self._ended(Verdict(kind, reason)) from error
 
@@ -153,6 +173,7 @@ class RunDriver:
         assert self._slices.slice is not None
         assert self._slices.installed is not None
         await self._tenure.check()
+        tenant = await self._slices.hold_on()
         number = (await self.fence()).attempt + 1
         fence = await asyncio.to_thread(update_fence, self.run_dir, lambda f: open_attempt(f, number))
         newest = fence.newest()
@@ -168,6 +189,7 @@ class RunDriver:
             number,
             newest,
             self._slices.slice,
+            tenant,
             self._slices.installed,
             self._secrets,
         )
@@ -183,9 +205,11 @@ class RunDriver:
     ) -> None:
         assert self._slices.slice is not None
         self._spec, self._concluding = spec, False
+        eviction = Eviction()
         self._watch = GangWatch(
-            self._slices.slice.hosts, spec, self._connection, self._identity, self._slices.condition, self._clock,
-            self._listener, self.record.config.progress_minutes * 60, CLOUD_POLL_S,
+            self._slices.slice.hosts, spec, self._connection, self._identity, self._slices.word, self._clock,
+            self._listener, self.record.config.progress_minutes * 60, self._slices.save_at(),
+            lambda committed: self._slices.why_leave(committed, eviction),
         )  # fmt: skip
         for host in self._watch.view.hosts:
             host.ended_by_us = host.address in ended_by_us
@@ -229,7 +253,7 @@ class RunDriver:
                 raise self._ended(verdict)
 
     def _ended(self, verdict: Verdict) -> AttemptEnded:
-        kinds = [VerdictKind(e.detail["verdict"]) for e in self.log.events if e.kind == "attempt-ended"]
+        kinds = charged(self.record, self.log.events)
         budget = self.record.config.budget
         answer = allows(Budgets(budget.preemption, budget.infrastructure, budget.user_failure), kinds)
         if verdict.kind is VerdictKind.CANCELLED or verdict.final:
@@ -240,7 +264,7 @@ class RunDriver:
 
     async def back_off(self) -> None:
         """Wait before another attempt, longer each time the same verdict came in a row."""
-        kinds = [VerdictKind(e.detail["verdict"]) for e in self.log.events if e.kind == "attempt-ended"]
+        kinds = charged(self.record, self.log.events)
         if (seconds := back_off_s(kinds)) > 0:
             self.report(f"waiting {seconds:.0f} s before the next attempt")
             await self.log.note("back-off", seconds=seconds)
@@ -261,7 +285,7 @@ class RunDriver:
         await self._tenure.check()
         name = self._slices.slice.name
         ended = self._clock.time()
-        told_to_save = stopped is not None or any(host.noticed for host in view.hosts)
+        told_to_save = stopped or view.told_to_leave or any(host.noticed for host in view.hosts)
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
         fence = await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
@@ -271,13 +295,23 @@ class RunDriver:
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
             resume=view.resumed or 0, reached=view.step, steps=self.record.config.steps,
-            waste_from=waste_begins(view.steps, reached, ended), commits=view.commits,
+            waste_from=waste_begins(view.steps, reached, ended), commits=view.commits, evicted=view.evicted is not None,
         )  # fmt: skip
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip
-        if not gone or not verdict.slice_usable:
+        await self._slices.note_egress(spec.attempt)
+        self._in_repair = verdict.slice_recovers
+        if self._in_repair:
+            return verdict
+        if view.evicted is not None and gone and verdict.slice_usable:
+            await self._slices.part_with(verdict.reason)
+            return verdict
+        why = suspected(self.record, self.log.events) if verdict.slice_usable and not verdict.final else None
+        if why is not None:
+            await self.log.note("slice-blamed", slice=name, why=why)
+        if why is not None or not gone or not verdict.slice_usable:
             await self._slices.delete(
-                name, verdict.reason if not verdict.slice_usable else "its gang could not be confirmed dead"
+                name, why or (NOT_CONFIRMED_DEAD if verdict.slice_usable else verdict.reason)
             )
         return verdict
 
@@ -320,6 +354,7 @@ class RunDriver:
             )
             if view.condition is not Condition.LOST and wanted:
                 self._slices.slice = await self._slices.find_again(name)
+                self._in_repair = running is None and in_repair(self.log.events, name)
         if running is not None:
             await self._take_up_gang(fence, running)
         for name in undeleted(self.log.events):
@@ -331,9 +366,8 @@ class RunDriver:
         if self._slices.slice is None or self._slices.slice.name != running["slice"]:
             # Its slice is gone, and so is every process of it.
             await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
-            await self._note_attempt_without_gang(
-                number, running["slice"], VerdictKind.PREEMPTED, "its slice was lost while nobody watched"
-            )
+            why = self._slices.why_lost(running["slice"]) or "its slice was lost while nobody watched"
+            await self._note_attempt_without_gang(number, running["slice"], VerdictKind.PREEMPTED, why)
             return
         # Of the specification only run and attempt matter to a gang that runs already.
         spec = GangSpec(self.record.config.name, number)
@@ -372,6 +406,8 @@ class RunDriver:
             last_commit=last.step if last else None, phases=[], ended=self._clock.time(), reached=None,
             steps=self.record.config.steps, waste_from=None,
         )  # fmt: skip
+        if number is not None:
+            await self._slices.note_egress(number)
 
     async def stop(self, why: str) -> None:
         """End the gang if there is one, giving it time for a checkpoint."""
@@ -394,6 +430,8 @@ class RunDriver:
         """End the gang and delete every slice of the run; returns once the cloud confirms."""
         await self._tenure.check()
         await self.stop(why)
+        if self._slices.slice is not None:
+            await self._slices.part_with(why)
         for name in undeleted(self.log.events):
             await self._slices.delete(name, why)
         await self._close_attempt_without_gang(why)

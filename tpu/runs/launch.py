@@ -9,7 +9,7 @@ import tarfile
 
 from tpu.checkpoint.fence import Commit
 from tpu.connection import Connection
-from tpu.hosts.gang import GangSpec, HostStatus
+from tpu.hosts.gang import GangSpec, HostStatus, Tenant
 from tpu.hosts.identity import Identity
 from tpu.runs.code import Bundle, CodeError
 from tpu.runs.config import RunConfig
@@ -19,13 +19,13 @@ from tpu.runs.sync import Installed
 from tpu.runs.watch import GangView
 from tpu.runtime.environment import training_environment
 from tpu.slices.acquire import Wish
-from tpu.slices.labels import ownership_labels
+from tpu.slices.labels import flavour_of, ownership_labels
+from tpu.slices.pool import Wanted
 from tpu.slices.provision import ReadySlice
 from tpu.slices.request import SliceRequest
 from tpu.slices.verdict import Evidence, HostEvidence
 from tpu.topology import accelerator_type
 
-POOL = "default"
 TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"], "xla": ["-m", "tpu.train.xla_trainer"]}
 # torch_xla would take the host's processor, and say so in a warning only, where it finds no chips.
 FRAMEWORK_VARIABLES = {"jax": {}, "xla": {"PJRT_DEVICE": "TPU"}}
@@ -62,9 +62,23 @@ def slice_request(config: RunConfig, connection: Connection, identity: Identity)
         external_ips=wanted.external_ips,
         service_account=wanted.service_account,
         metadata=metadata,
-        labels=ownership_labels(POOL, connection.ssh_user, config.name, connection.bucket),
+        labels=ownership_labels(config.pool, connection.ssh_user, config.name, connection.bucket),
         deadline_s=wanted.ready_minutes * 60,
         max_run_s=wanted.max_run_hours * 3600,
+    )
+
+
+def run_wanted(record: RunRecord, connection: Connection, identity: Identity) -> Wanted:
+    """What the run waits for in its pool."""
+    config = record.config
+    return Wanted(
+        run=config.name,
+        uid=record.uid,
+        candidates=config.slice.choices,
+        chips=config.slice.chips,
+        priority=config.priority,
+        since=record.created,
+        flavour=flavour_of(slice_request(config, connection, identity)),
     )
 
 
@@ -100,10 +114,11 @@ def gang_spec(
     attempt: int,
     resume: Commit | None,
     ready: ReadySlice,
+    tenant: Tenant,
     installed: Installed,
     secrets: dict[str, str],
 ) -> GangSpec:
-    """What every host of the slice is to run for this attempt."""
+    """What every host of the slice is to run for this attempt, on the chips that the run holds."""
     config = record.config
     kind = accelerator_type(ready.request.accelerator_type)
     program = config.command or [installed.python, *TRAINERS[config.framework]]
@@ -130,6 +145,7 @@ def gang_spec(
             hostnames=[other.internal for other in ready.hosts],
             attempt=attempt,
             run=config.name,
+            chips=tenant.chips if config.slice.chips is not None else None,
         )
         | secrets
         for host in ready.hosts
@@ -149,6 +165,7 @@ def gang_spec(
         secrets=list(secrets.values()),
         grace_s=config.grace_seconds,
         cwd=installed.folder,
+        tenant=tenant,
     )
 
 
@@ -189,9 +206,11 @@ def evidence(view: GangView, last_step: int | None, stopped: str | None) -> Evid
         ),
         condition=view.cloud,
         stop_wanted=stopped,
+        life_over=view.life_over,
         stalled=f"no step for {view.hung_s:.0f} s after step {view.step}"
         if view.hung_s is not None
         else None,
         diverged=view.diverged,
+        evicted=view.evicted,
         finished=None if last_step is None else view.committed >= last_step and view.finished,
     )

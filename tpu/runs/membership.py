@@ -24,10 +24,6 @@ from tpu.slices.pool_size import keeps, too_many
 from tpu.topology import accelerator_type
 
 
-class LeaseLost(RuntimeError):
-    """Another run may use what this one held: it is left alone."""
-
-
 class Withdrawn(Exception):
     """A slice that was about to be asked for is not wanted any more; the message says why."""
 

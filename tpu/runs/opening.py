@@ -29,7 +29,8 @@ from tpu.runs.controller import (
 from tpu.runs.cost_limit import hold_max_cost
 from tpu.runs.driver import RunDriver
 from tpu.runs.event_log import EventLog
-from tpu.runs.launch import requirements_text
+from tpu.runs.launch import requirements_text, run_wanted
+from tpu.runs.membership import Membership
 from tpu.runs.record import (
     RunNotFound,
     RunRecord,
@@ -43,6 +44,8 @@ from tpu.runs.record import (
 from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.tenure import Tenure
 from tpu.runs.watch import Listener
+from tpu.slices.lease_book import GcsLeaseBook
+from tpu.slices.monitor import watching
 
 
 class ForkUnfinished(RuntimeError):
@@ -138,14 +141,19 @@ async def _driving(
     controller = await become_controller(run_dir, owner, take_over, clock, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
-    async with open_cloud(connection) as cloud:
+    wanted = run_wanted(record, connection, identity)
+    member = Membership(GcsLeaseBook(connection.bucket), record.config.pool, wanted, clock, report)
+    async with open_cloud(connection) as cloud, watching(cloud, clock) as monitor:
         driver = RunDriver(
             record=record, run_dir=run_dir, connection=connection, identity=identity, tenure=tenure,
-            slices=SliceHolder(record, log, tenure, cloud, connection, identity, code, clock, report),
+            slices=SliceHolder(
+                record, log, tenure, member, cloud, connection, identity, code, clock, report, monitor
+            ),
             log=log, secrets=secrets, clock=clock, report=report, listener=listener,
         )  # fmt: skip
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
+        member.start()
         limit = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock)) if spends else None
         try:
             yield driver

@@ -1,4 +1,4 @@
-"""The slice that a run holds: asked for under a name that is written down first, reached, filled with code, deleted.
+"""The slice that a run holds: had from its pool or made, reached, filled with code, and given back or deleted.
 
 Every step is in the run's history before it is taken, so that whoever takes the run up finds what there is.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tpu.checkpoint.retry import StorageUnavailable
@@ -14,20 +15,25 @@ from tpu.clock import Clock
 from tpu.cloud import PREEMPTIBLE, CloudError, TpuCloud
 from tpu.connection import Connection
 from tpu.hosts.connect import connect_all
+from tpu.hosts.gang import Tenant
 from tpu.hosts.group import HostGroup
 from tpu.hosts.identity import Identity
 from tpu.runs import launch
 from tpu.runs.code import Bundle, relay_bundle
+from tpu.runs.egress import note_egress
 from tpu.runs.event_log import EventLog, candidate_of, ready_of_early_death, undeleted
-from tpu.runs.intents import RunIntents
+from tpu.runs.eviction import Eviction
+from tpu.runs.membership import Membership
+from tpu.runs.placing import Placing
 from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed, sync_code
 from tpu.runs.tenure import Tenure
-from tpu.runs.trouble import unless_lost
-from tpu.slices.acquire import acquire
-from tpu.slices.condition import LifeView, slice_condition
+from tpu.runs.trouble import SliceLost, unless_lost
+from tpu.slices.condition import Condition, LifeView, slice_condition
+from tpu.slices.life_limit import save_at
+from tpu.slices.monitor import Monitor, Watch
 from tpu.slices.project_memory import memory_of_bucket
-from tpu.slices.provision import ReadySlice, delete_slice, provision
+from tpu.slices.provision import NotReady, ReadySlice, delete_slice, provision
 from tpu.slices.shared import MalformedShared, SharedContended
 
 CONNECT_S = 300.0
@@ -44,18 +50,21 @@ class SliceHolder:
         record: RunRecord,
         log: EventLog,
         tenure: Tenure,
+        member: Membership,
         cloud: TpuCloud,
         connection: Connection,
         identity: Identity,
         code: Bundle,
         clock: Clock,
         report: Callable[[str], None],
+        monitor: Monitor,
     ) -> None:
         self.slice: ReadySlice | None = None
         self.installed: Installed | None = None
         self._record = record
         self._log = log
         self._tenure = tenure
+        self._member = member
         self._cloud = cloud
         self._connection = connection
         self._identity = identity
@@ -64,9 +73,14 @@ class SliceHolder:
         self._report = report
         self._relay: Bundle | None = None
         self._memory = memory_of_bucket(connection.bucket, clock)
+        self._monitor = monitor
+        self._word: Watch | None = None
+        self._placing = Placing(
+            record, log, tenure, member, cloud, self._memory, connection, identity, clock, report, self.delete
+        )
 
     async def provision(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
-        """A ready slice: the one at hand, or a new one of any candidate, each written down before it is asked for.
+        """A ready slice on which the run holds its chips: the one at hand, one of the pool, or a new one.
 
         `on_preempted` gets name and reason of a slice that was taken while it was being made; another one is made.
 
@@ -78,38 +92,145 @@ class SliceHolder:
             return self.slice
         await self._tenure.check()
         for left in undeleted(self._log.events):
-            await self.delete(left, "left before another one is made")
+            await self.delete(left, "left before another one is had")
         await self._log.note("slice-wanted")
-        self.slice = await acquire(
-            self._cloud,
-            launch.slice_wish(self._record.config, self._connection, self._identity),
-            RunIntents(self._record, self._log, on_preempted),
-            self._memory,
-            self._clock,
-            self._report,
-            self._tenure.still_wanted,
-        )
-        await self._log.note("slice-ready", slice=self.slice.name)
+        self.slice = await self._placing.place(on_preempted)
         return self.slice
 
-    async def delete(self, name: str, why: str) -> None:
-        """Delete a slice; returns once the cloud says that it is gone."""
+    async def note_egress(self, attempt: int) -> None:
+        """Put the cost of an ended attempt's traffic between regions, if it is one, into the run's history."""
+        await note_egress(
+            self._log, self._placing.clearance, self._placing.run_dir, self._record.segments, attempt
+        )
+
+    async def hold_on(self) -> Tenant:
+        """Renew the lease of the slice at hand, and return by which one the run has which chips.
+
+        Raises:
+            tpu.runs.trouble.SliceLost: it is lost.
+        """
+        assert self.slice is not None
+        name = self.slice.name
+        if name in self._member.held:
+            await self._member.renew(name)
+        if (held := self._member.held.get(name)) is None:
+            why = self.why_lost(name) or f"no lease of {name} is held"
+            raise SliceLost(LifeView(Condition.LOST, why, preempted=True))
+        return held.tenant
+
+    async def leave(self) -> None:
+        """Hold on to nothing any more: what is not given back expires."""
+        await self._member.leave()
+
+    def why_leave(self, committed: int, eviction: Eviction) -> str | None:
+        """Why the gang on the slice at hand is to be ended now; None if it may go on. `committed` is its last step."""
+        assert self.slice is not None
+        name = self.slice.name
+        if (lost := self.why_lost(name)) is not None:
+            return lost
+        patience_s = self._member.settings.evict_minutes * 60
+        claim = self._member.evicted.get(name)
+        return eviction.why_leave(claim, committed, self._clock.monotonic(), patience_s)
+
+    def why_lost(self, name: str) -> str | None:
+        """How the lease of a slice was lost, if it was: what it was of may be used by others now."""
+        return self._member.lost.get(name)
+
+    async def part_with(self, why: str) -> None:
+        """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it."""
+        assert self.slice is not None
+        name = self.slice.name
         await self._tenure.check()
-        self._report(f"deleting slice {name}: {why}")
+        usable = (await self.condition()).usable
+        if usable and await self._member.part_with(name, clean=True):
+            await self._released(name, why)
+        else:
+            await self.delete(name, why)
+
+    async def delete(self, name: str, why: str) -> None:
+        """Delete a slice; returns once the cloud says that it is gone.
+
+        One that others use is left to them, if the cloud has not taken it; one whose lease was lost is left alone.
+        """
+        await self._tenure.check()
+        if (lost := self.why_lost(name)) is not None:
+            await self._released(name, lost)
+            return
         candidate = candidate_of(self._log.events, name)
+        if (await self.left_behind(name)).lost:
+            await self._member.close(name, why)
+        elif await self._member.part_with(name, clean=False):
+            await self._released(name, why)
+            return
+        self._report(f"deleting slice {name}: {why}")
         await delete_slice(self._cloud, candidate.zone, name, self._clock, DELETE_S)
-        if self.slice is not None and self.slice.name == name:
-            self.slice, self.installed = None, None
+        await self._member.gone(name, why)
+        self._drop(name)
         await self._log.note("slice-deleted", slice=name, why=why)
         if (ready := ready_of_early_death(self._log.events, name)) is not None:
             # What the project remembers of its zones is of use, not a condition.
             with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
                 await self._memory.note(candidate, "early death", ready)
 
-    async def condition(self) -> LifeView:
+    async def _released(self, name: str, why: str) -> None:
+        self._report(f"slice {name} is given back to the pool: {why}")
+        self._drop(name)
+        await self._log.note("slice-released", slice=name, why=why)
+
+    def _drop(self, name: str) -> None:
+        if self._word is not None and self._word.name == name:
+            self._word.close()
+            self._word = None
+        if self.slice is not None and self.slice.name == name:
+            self.slice, self.installed = None, None
+
+    @property
+    def word(self) -> Watch:
+        """What the cloud says of the slice at hand, which is watched from the first question on."""
         assert self.slice is not None
         taken = self.slice
-        return await slice_condition(self._cloud, taken.zone, taken.name, spot=taken.request.spot)
+        if self._word is None or self._word.name != taken.name:
+            if self._word is not None:
+                self._word.close()
+            self._word = self._monitor.watch(taken.zone, taken.name, spot=taken.request.spot, was_ready=True)
+        return self._word
+
+    async def condition(self) -> LifeView:
+        """What the cloud says of the slice at hand now; one whose lease was lost is as good as lost."""
+        assert self.slice is not None
+        if (lost := self.why_lost(self.slice.name)) is not None:
+            return LifeView(Condition.LOST, lost, preempted=True)
+        return await self.word.look_now()
+
+    def save_at(self) -> tuple[float, str] | None:
+        """When a gang has to save because the life of the slice at hand is over soon, and why; None if it is not."""
+        assert self.slice is not None
+        request = self.slice.request
+        return save_at(
+            self.slice.node.created,
+            request.provisioning,
+            request.max_run_s,
+            self._record.config.grace_seconds,
+        )
+
+    async def until_repaired(self) -> bool:
+        """Wait for the slice at hand, which comes back by itself; False if it did not, and is deleted."""
+        assert self.slice is not None
+        name, minutes = self.slice.name, self._record.config.slice.repair_minutes
+        self._report(f"waiting up to {minutes:g} minutes for {name}, which is being repaired")
+        await self._log.note("repair-wait-started", slice=name)
+        self.installed = None  # a repair may give back an empty disk
+        try:
+            found = await self.find_again(name, minutes * 60)
+        except NotReady as error:
+            self._report(str(error))
+            found = None
+        if found is None:
+            await self.delete(name, f"not ready again within {minutes:g} minutes of repair, or lost by it")
+        else:
+            self.slice = found
+        await self._log.note("repair-wait-done", slice=name, ready=found is not None)
+        return found is not None
 
     @contextlib.asynccontextmanager
     async def hosts(self, deadline_s: float = CONNECT_S) -> AsyncIterator[HostGroup]:
@@ -148,16 +269,21 @@ class SliceHolder:
             self._relay = await asyncio.to_thread(relay_bundle)
         return self._relay
 
-    async def find_again(self, name: str) -> ReadySlice | None:
-        """The slice that an earlier driver asked for, once it is ready; None if it is lost meanwhile.
+    async def find_again(self, name: str, within_s: float | None = None) -> ReadySlice | None:
+        """The slice that an earlier driver had or asked for, once it is ready; None if it, or its lease, is lost.
 
-        A gang may be training on it, so a cloud that does not answer is waited for.
+        It is waited for as long as a new one would be, or `within_s`: a gang may be training on it, so a cloud that
+        does not answer is no reason to give it up.
 
         Raises:
             CloudError: it was not ready in time, or the cloud refuses for good.
         """
         candidate = candidate_of(self._log.events, name)
+        if not await self._member.take_up(name, candidate):
+            return None
         request = launch.slice_request(self._record.config, self._connection, self._identity).of(candidate)
+        if within_s is not None:
+            request = dataclasses.replace(request, deadline_s=within_s)
         end = self._clock.monotonic() + request.deadline_s
         while True:
             try:
@@ -169,6 +295,7 @@ class SliceHolder:
                     self._report,
                     self._tenure.still_wanted,
                     keep=True,
+                    find_only=self._was_leased(name),
                 )
                 break
             except CloudError as error:
@@ -180,13 +307,18 @@ class SliceHolder:
             await self._tenure.pause(FIND_AGAIN_S)
         if not self._was_ready(name):
             await self._log.note("slice-ready", slice=name)
+            await self._member.ready(name)
         return found
 
+    def _was_leased(self, name: str) -> bool:
+        return any(e.kind == "slice-leased" and e.detail["slice"] == name for e in self._log.events)
+
     def _was_ready(self, name: str) -> bool:
-        return any(e.kind == "slice-ready" and e.detail["slice"] == name for e in self._log.events)
+        kinds = ("slice-ready", "slice-leased")
+        return any(e.kind in kinds and e.detail["slice"] == name for e in self._log.events)
 
     async def left_behind(self, name: str) -> LifeView:
-        """What the cloud says of a slice that an earlier driver asked for: it may still be on its way."""
+        """What the cloud says of a slice that the run has had or asked for: it may still be on its way."""
         candidate = candidate_of(self._log.events, name)
         return await slice_condition(
             self._cloud,

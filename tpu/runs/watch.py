@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from tpu.hosts.address import HostAddress
 from tpu.hosts.connect import HostUnreachable, connect_all
 from tpu.hosts.gang import Beat, Event, Exit, GangSpec, Log, Lost, Notice, follow_gang
 from tpu.hosts.identity import Identity
+from tpu.runs.trouble import condition_after_trouble
 from tpu.slices.condition import LifeView
 
 # A host that cannot be connected to for so long after a drop is lost. One that refuses each of many tries is so
@@ -29,6 +30,8 @@ RETRY_S = 0.1
 DROPPED_POLL_S = 0.5
 # What the other hosts say within this time after the first trouble belongs to the same verdict.
 SETTLE_S = 1.0
+# Whether others want the slice is known from a lease that is renewed beside; this only looks at what was heard.
+LEASE_LOOK_S = 0.2
 LOG_TAIL_LINES = 50
 # What a shell answers when it cannot run a command.
 NOT_STARTED = 127
@@ -40,6 +43,19 @@ class Listener(Protocol):
     def on_log(self, host: HostAddress, line: str) -> None: ...
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
+
+
+class CloudWord(Protocol):
+    """What the cloud says of the gang's slice: tpu.slices.monitor.Watch is one."""
+
+    @property
+    def view(self) -> LifeView: ...
+
+    async def changed(self, known: LifeView) -> LifeView:
+        """Its word as soon as it is another than `known`."""
+        ...
+
+    async def look_now(self) -> LifeView: ...
 
 
 @dataclass
@@ -81,6 +97,8 @@ class GangView:
     commits: list[tuple[float, int]] = field(default_factory=list)
     diverged: str | None = None
     hung_s: float | None = None
+    life_over: str | None = None
+    evicted: str | None = None
     cloud: LifeView | None = None
 
     @property
@@ -88,9 +106,15 @@ class GangView:
         return all(host.exited and host.exit_code == 0 for host in self.hosts)
 
     @property
+    def told_to_leave(self) -> bool:
+        """Whether it is ended for what it has no part in."""
+        return self.life_over is not None or self.evicted is not None
+
+    @property
     def in_trouble(self) -> bool:
         lost = self.cloud is not None and self.cloud.lost
-        return lost or self.hung_s is not None or any(host.failed for host in self.hosts)
+        ends = lost or self.hung_s is not None or self.told_to_leave
+        return ends or any(host.failed for host in self.hosts)
 
 
 class GangWatch:
@@ -102,21 +126,28 @@ class GangWatch:
         spec: GangSpec,
         connection: Connection,
         identity: Identity,
-        condition: Callable[[], Awaitable[LifeView]],
+        word: CloudWord,
         clock: Clock,
         listener: Listener,
         progress_s: float,
-        poll_s: float,
+        save_at: tuple[float, str] | None = None,
+        why_leave: Callable[[int], str | None] = lambda committed: None,
     ) -> None:
+        """`save_at` is when the gang has to save because its slice's life is over (since 1970), and which life.
+
+        `why_leave` is asked with the last step that is committed, and says why the gang has to leave its slice to
+        others, as soon as that is so.
+        """
         self.view = GangView([HostView(address) for address in hosts])
         self._spec = spec
         self._connection = connection
         self._identity = identity
-        self._condition = condition
+        self._word = word
         self._clock = clock
         self._listener = listener
         self._progress_s = progress_s
-        self._poll_s = poll_s
+        self._save_at = save_at
+        self._why_leave = why_leave
         self._moved = asyncio.Event()
         self._dropped = asyncio.Event()
         self._last_progress = clock.monotonic()
@@ -125,11 +156,14 @@ class GangWatch:
     async def until_ended(self) -> GangView:
         """Follow until every host has exited well, or the gang is in trouble and the cloud has been asked."""
         tasks = [asyncio.create_task(self._follow_host(host)) for host in self.view.hosts]
-        tasks += [asyncio.create_task(self._poll_cloud()), asyncio.create_task(self._watch_progress())]
+        tasks += [asyncio.create_task(self._watch_cloud()), asyncio.create_task(self._watch_progress())]
+        tasks.append(asyncio.create_task(self._watch_lease()))
+        if self._save_at is not None:
+            tasks.append(asyncio.create_task(self._watch_life(*self._save_at)))
         try:
             while not (self.view.finished or self.view.in_trouble):
                 await self.changed(tasks)
-            if self.view.in_trouble and not self._slice_is_lost:
+            if self.view.in_trouble and not self._slice_is_lost and self.view.evicted is None:
                 await self._settle()
         finally:
             for task in tasks:
@@ -165,7 +199,10 @@ class GangWatch:
             if self._clock.monotonic() - began >= patience_s:
                 break
             await self._clock.sleep(0.05)
-        self.view.cloud = await self._condition()
+        if all(host.lost for host in self.view.hosts):
+            self.view.cloud = await condition_after_trouble(self._word.look_now, self._clock, all_lost=True)
+        else:
+            self.view.cloud = await self._word.look_now()
 
     async def _follow_host(self, host: HostView) -> None:
         dropped_at, tries = self._clock.monotonic(), 0
@@ -271,25 +308,39 @@ class GangWatch:
                 view.resumed, view.step = resumed, max(view.step, resumed)
                 self._last_progress = self._clock.monotonic()
 
-    async def _poll_cloud(self) -> None:
+    async def _watch_cloud(self) -> None:
+        seen = self._word.view
         while True:
-            await self._until_next_look()
-            self.view.cloud = seen = await self._condition()
+            self.view.cloud = seen
             if seen.lost:
                 self._moved.set()
                 return
+            seen = await self._next_word(seen)
 
-    async def _until_next_look(self) -> None:
+    async def _next_word(self, known: LifeView) -> LifeView:
+        """What the cloud says next: when it says something else, or soon after a host has dropped."""
         if self._dropped.is_set():
             await self._clock.sleep(DROPPED_POLL_S)
-            return
+            return await self._word.look_now()
         dropped = asyncio.create_task(self._dropped.wait())
-        pause = asyncio.ensure_future(self._clock.sleep(self._poll_s))
+        changed = asyncio.create_task(self._word.changed(known))
         try:
-            await asyncio.wait({dropped, pause}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({dropped, changed}, return_when=asyncio.FIRST_COMPLETED)
+            return changed.result() if changed.done() else known
         finally:
             dropped.cancel()
-            pause.cancel()
+            changed.cancel()
+
+    async def _watch_life(self, save_at: float, why: str) -> None:
+        await self._clock.sleep(max(0.0, save_at - self._clock.time()))
+        self.view.life_over = why
+        self._moved.set()
+
+    async def _watch_lease(self) -> None:
+        while (why := self._why_leave(self.view.committed)) is None:
+            await self._clock.sleep(LEASE_LOOK_S)
+        self.view.evicted = why
+        self._moved.set()
 
     async def _watch_progress(self) -> None:
         while True:

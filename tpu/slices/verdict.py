@@ -57,7 +57,8 @@ class Evidence:
     """All that is known when a gang has ended.
 
     `condition` is the cloud's word, asked after the end; None if nobody asked. `stop_wanted` is who or what asked for
-    the stop, `life_over` which limit of the slice's life made us end the gang before it was reached. `stalled` says
+    the stop, `life_over` which limit of the slice's life made us end the gang before it was reached, `evicted` to whom
+    the gang had to leave its slice. `stalled` says
     which progress was missed, `diverged` where the loss stopped being a number. `finished` is True if the last step
     is known to be committed; None for a program that commits nothing, whose exit code 0 is its end.
     """
@@ -66,6 +67,7 @@ class Evidence:
     condition: LifeView | None = None
     stop_wanted: str | None = None
     life_over: str | None = None
+    evicted: str | None = None
     stalled: str | None = None
     diverged: str | None = None
     finished: bool | None = None
@@ -100,6 +102,7 @@ def give_verdict(evidence: Evidence) -> Verdict:
     rules = (
         _finished,
         _cancelled,
+        _evicted,
         _preempted,
         _life_over,
         _slice_lost,
@@ -171,6 +174,12 @@ def _cancelled(evidence: Evidence) -> Verdict | None:
         return None
     usable = evidence.cloud.usable and not any(host.lost or host.noticed for host in evidence.hosts)
     return Verdict(VerdictKind.CANCELLED, f"stopped: {evidence.stop_wanted}", slice_usable=usable)
+
+
+def _evicted(evidence: Evidence) -> Verdict | None:
+    if evidence.evicted is None:
+        return None
+    return Verdict(VerdictKind.PREEMPTED, evidence.evicted, slice_usable=not evidence.cloud.lost)
 
 
 def _preempted(evidence: Evidence) -> Verdict | None:

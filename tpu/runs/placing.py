@@ -1,0 +1,289 @@
+"""Get a run a place: what is free in its pool and fits, else a new slice, else that of a run of lower priority.
+
+Whatever is taken over is looked at first: the cloud says that it is well, what earlier tenants left on its chips is
+confirmed dead, and a host whose chips somebody else holds is quarantined and costs the run nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from tpu.checkpoint.retry import StorageUnavailable
+from tpu.clock import Clock
+from tpu.cloud import PREEMPTIBLE, CloudError, TpuCloud
+from tpu.connection import Connection
+from tpu.hosts.connect import HostUnreachable, connect_all
+from tpu.hosts.gang import clear_chips
+from tpu.hosts.identity import Identity
+from tpu.runs import launch
+from tpu.runs.clearance import Clearance
+from tpu.runs.event_log import EventLog
+from tpu.runs.intents import RunIntents
+from tpu.runs.membership import Membership, Withdrawn
+from tpu.runs.record import RunRecord, run_directory
+from tpu.runs.tenure import Tenure
+from tpu.runs.trouble import SliceLost, unless_lost
+from tpu.runs.waiting_board import shown_waiting
+from tpu.slices.acquire import acquire
+from tpu.slices.candidate import Candidate
+from tpu.slices.condition import LifeView, slice_condition
+from tpu.slices.lease import Lease, LeaseRefused, LeaseState
+from tpu.slices.pool import Create, Part, Take
+from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.provision import NotReady, ReadySlice, provision
+from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.slices.waiting import Waiting
+from tpu.slices.zone_health import Closed, Paused
+from tpu.unbroken import unbroken
+
+# Between two looks at a pool that has no place now: the first pause, and how it grows up to the longest.
+FIRST_LOOK_S, LONGEST_LOOK_S, LOOK_GROWTH = 0.5, 15.0, 1.3
+# While a slice is being made, the pool is looked at for a free one this often.
+LOOK_BESIDE_S = 15.0
+# How long the maker of a slice may take from its intent until the cloud knows of it.
+UNHEARD_S = 120.0
+MADE_LOOK_S = 2.0
+CONNECT_S = 300.0
+
+
+class Placing:
+    """`give_up` gets the name of a slice that was taken and is unfit, and why: it is given back or deleted."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        log: EventLog,
+        tenure: Tenure,
+        member: Membership,
+        cloud: TpuCloud,
+        memory: ProjectMemory,
+        connection: Connection,
+        identity: Identity,
+        clock: Clock,
+        report: Callable[[str], None],
+        give_up: Callable[[str, str], Awaitable[None]],
+    ) -> None:
+        self._record = record
+        self._log = log
+        self._tenure = tenure
+        self._member = member
+        self._cloud = cloud
+        self._memory = memory
+        self._connection = connection
+        self._identity = identity
+        self._clock = clock
+        self._report = report
+        self._give_up = give_up
+        self._said = ""
+        self.run_dir = run_directory(connection.bucket, record.config.name)
+        self.clearance = Clearance(record, self.run_dir, cloud, connection, report)
+        self._waiting = Waiting()
+
+    async def place(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
+        """A ready slice on which the run holds the chips that it wants.
+
+        `on_preempted` gets name and reason of a slice that was taken while it was being made; another one is made.
+
+        Raises:
+            tpu.cloud.errors.CloudError: every candidate is refused for good.
+            tpu.slices.provision.NotReady: none was ready in time, or the pool had no place for too long.
+        """
+        try:
+            await self.clearance.check(
+                launch.slice_request(self._record.config, self._connection, self._identity)
+            )
+            async with shown_waiting(self.run_dir, self._clock) as self._waiting:
+                return await self._place(on_preempted)
+        except CloudError as error:
+            await self._log.note("no-slice", reason=str(error))
+            raise
+
+    async def _place(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
+        patience_s = self._record.config.slice.pool_hours * 3600
+        end, pause = self._clock.monotonic() + patience_s, FIRST_LOOK_S
+        while True:
+            decision = await self._member.decide(await self._serving())
+            match decision:
+                case Take():
+                    if (ready := await self._move_in(decision.parts[0])) is not None:
+                        return ready
+                case Create():
+                    if (ready := await self._make(on_preempted)) is not None:
+                        return ready
+                case _:
+                    self._say(decision.reason)
+                    if self._clock.monotonic() >= end:
+                        raise NotReady(
+                            f"no place within {patience_s / 3600:g} hours: {decision.reason}", "a place"
+                        )
+                    await self._tenure.pause(pause)
+                    pause = min(pause * LOOK_GROWTH, LONGEST_LOOK_S)
+                    continue
+            await self._tenure.pause(FIRST_LOOK_S)
+
+    def _say(self, reason: str) -> None:
+        if reason != self._said:
+            self._said = reason
+            self._waiting.say(f"pool {self._record.config.pool}", reason)
+            self._report(f"waiting for a place in the pool {self._record.config.pool}: {reason}")
+
+    async def _serving(self) -> tuple[Candidate, ...]:
+        """Candidates whose zones serve, as far as the project remembers."""
+        candidates = tuple(self._record.config.slice.choices)
+        if not self._record.config.priority:
+            return candidates  # it evicts nobody: acquiring tells best why there is none
+        try:
+            verdicts = [await self._memory.verdict(candidate) for candidate in candidates]
+        except (StorageUnavailable, SharedContended, MalformedShared):
+            return candidates
+        pairs = zip(candidates, verdicts, strict=True)
+        return tuple(candidate for candidate, verdict in pairs if not isinstance(verdict, Closed | Paused))
+
+    # --- a slice that is made ---
+
+    async def _make(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice | None:
+        """A slice that was made for the run; None if a place was found meanwhile, or the pool is full."""
+        making = asyncio.create_task(
+            acquire(
+                self._cloud,
+                launch.slice_wish(self._record.config, self._connection, self._identity),
+                RunIntents(self._record, self._log, self._member, on_preempted),
+                self._memory,
+                self._clock,
+                self._report,
+                self._tenure.still_wanted,
+                waiting=self._waiting,
+            )
+        )
+        looking = asyncio.create_task(self._until_better())
+        try:
+            await asyncio.wait({making, looking}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            looking.cancel()
+            making.cancel()
+            # What was asked for is deleted, and that is waited for.
+            await unbroken(asyncio.wait({making, looking}))
+        if making.cancelled():
+            self._report("a place in the pool has become free: what was asked for meanwhile is not needed")
+            return None
+        try:
+            ready = making.result()
+        except Withdrawn as error:
+            self._say(str(error))
+            return None
+        await self._log.note("slice-ready", slice=ready.name)
+        await self._member.ready(ready.name)
+        return ready
+
+    async def _until_better(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_BESIDE_S)
+            try:
+                if await self._member.better_than_making(await self._serving()):
+                    return
+            except StorageUnavailable:
+                continue  # the making goes on; its own calls will tell
+
+    # --- a slice that is there ---
+
+    async def _move_in(self, part: Part) -> ReadySlice | None:
+        """Take chips and make sure that they can be used; None if somebody was quicker, or they cannot."""
+        await self._tenure.check()
+        try:
+            lease = await self._member.take(part)
+        except LeaseRefused:
+            return None
+        name, candidate = lease.slice, lease.candidate
+        try:
+            await self._until_made(name)
+        except BaseException as error:  # nothing of it is in the run's history yet
+            await unbroken(self._member.release(name))
+            if not isinstance(error, _Unfit):
+                raise
+            self._say(f"{name}: {error}")
+            return None
+        await self._log.note(
+            "slice-leased", slice=name, chips=list(part.chips), zone=candidate.zone,
+            accelerator_type=candidate.accelerator_type, provisioning=candidate.provisioning,
+            price_an_hour=candidate.price_an_hour,
+        )  # fmt: skip
+        self._report(f"took {_described(lease, part)} from the pool {lease.pool}")
+        try:
+            ready = await self._find(lease)
+            await unless_lost(self._clear(ready), lambda: self._condition(lease))
+        except (CloudError, HostUnreachable, SliceLost, _Unfit) as error:
+            await self._member.quarantine(name, str(error))
+            await self._give_up(name, str(error))
+            return None
+        return ready
+
+    async def _find(self, lease: Lease) -> ReadySlice:
+        """The slice of a lease, and the way to its hosts.
+
+        Raises:
+            CloudError: it is lost, or not ready again in time.
+        """
+        request = launch.slice_request(self._record.config, self._connection, self._identity)
+        return await provision(
+            self._cloud, request.of(lease.candidate), lease.slice, self._clock, self._report,
+            self._tenure.still_wanted, keep=True, find_only=True,
+        )  # fmt: skip
+
+    async def _until_made(self, name: str) -> None:
+        """Wait until a slice is ready for the first time.
+
+        Raises:
+            _Unfit: its maker has given it up.
+        """
+        unheard_since: float | None = None
+        while True:
+            lease = await self._member.read(name)
+            if lease is None or not lease.open:
+                raise _Unfit(f"its maker has given it up{f': {lease.why}' if lease and lease.why else ''}")
+            if lease.state is LeaseState.READY:
+                return
+            if (
+                lease.holder(lease.creator) is None
+            ):  # its maker does not hold it (any more): the cloud is asked
+                seen = await self._condition(lease, was_ready=False)
+                if seen.usable:
+                    await self._member.ready(name)
+                    return
+                now = self._clock.monotonic()
+                unheard_since = (unheard_since or now) if seen.lost else None
+                if seen.lost and (not seen.gone or now - (unheard_since or now) >= UNHEARD_S):
+                    raise _Unfit(seen.reason)
+            self._say(f"{name} is being made")
+            await self._tenure.pause(MADE_LOOK_S)
+
+    async def _condition(self, lease: Lease, was_ready: bool = True) -> LifeView:
+        zone, spot = lease.candidate.zone, lease.candidate.provisioning in PREEMPTIBLE
+        return await slice_condition(self._cloud, zone, lease.slice, spot=spot, was_ready=was_ready)
+
+    async def _clear(self, ready: ReadySlice) -> None:
+        """Confirm on its hosts that nothing of earlier tenants runs on these chips.
+
+        Raises:
+            HostUnreachable: a host cannot be reached.
+            _Unfit: something cannot be ended, or somebody else holds a chip.
+        """
+        tenant = self._member.held[ready.name].tenant
+        async with connect_all(
+            ready.hosts, self._identity, self._connection, CONNECT_S, self._report
+        ) as group:
+            cleared = await clear_chips(group, tenant)
+        if ended := sorted({attempt for one in cleared for attempt in one.ended}):
+            self._report(f"{ready.name}: ended what was left of {', '.join(ended)}")
+        if troubles := [f"{one.host.name}: {one.trouble}" for one in cleared if one.trouble]:
+            raise _Unfit("; ".join(troubles))
+
+
+class _Unfit(RuntimeError):
+    """A slice of the pool that cannot be used."""
+
+
+def _described(lease: Lease, part: Part) -> str:
+    if len(part.chips) == lease.chips:
+        return lease.slice
+    return f"chip(s) {', '.join(map(str, part.chips))} of {lease.slice}"
