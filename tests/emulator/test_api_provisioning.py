@@ -190,6 +190,9 @@ async def test_what_is_not_repaired(api: Api, emulator: Emulator) -> None:
     with pytest.raises(ControlError, match="only on-demand and reserved nodes are repaired"):
         emulator.repair("n1", 1)
     await api.finish(await api.create_node("n2"))
+    emulator.repair("n2", 60, maintenance=True)
+    with pytest.raises(ControlError, match="n2 is under maintenance"):
+        emulator.repair("n2", 1)
     emulator.set_node_state("n2", "STOPPED")
     with pytest.raises(ControlError, match="n2 is STOPPED"):
         emulator.repair("n2", 1)

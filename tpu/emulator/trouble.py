@@ -126,8 +126,10 @@ class Trouble:
                 f"node {node_id} is {node.provisioning}: only on-demand and reserved nodes are repaired, "
                 "the others are lost"
             )
-        if node.state != "READY":
-            raise TroubleRefused(f"node {node_id} is {node.state}: only READY nodes are repaired")
+        maintained = node.message.health == messages.NodeHealth["UNHEALTHY_MAINTENANCE"]
+        if node.state != "READY" or maintained:
+            how = "under maintenance" if maintained else node.state
+            raise TroubleRefused(f"node {node_id} is {how}: only READY nodes are repaired")
         self._world.background.start(
             self._nodes.repair(node, seconds, maintenance=maintenance, reboot=reboot)
         )
