@@ -341,7 +341,7 @@ def reap(
     else:
         print(text)
     if done.troubles:
-        print(f"relay: {len(done.troubles)} troubles, see above", file=sys.stderr)
+        print("relay: not everything could be seen or done, see Troubles above", file=sys.stderr)
         sys.exit(1)
 
 

@@ -290,6 +290,11 @@ async def test_settings_that_cannot_be_read_keep_free_slices(project: Project):
     await project.cloud.delete_queued_resource(ZONE, "free")
 
 
+async def test_a_pool_that_is_not_there_is_said(project: Project):
+    done = await project.reap(pool="defualt")
+    assert done.troubles == [f"there is no pool defualt in {project.bucket}; there are: none yet"]
+
+
 async def test_a_pool_keeps_its_least_number(project: Project):
     await project.book.set_settings(
         POOL, lambda _: PoolSettings(min_slices=1, candidates=(Candidate(ZONE, "v4-8", "spot"),))

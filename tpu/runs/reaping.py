@@ -152,6 +152,9 @@ class Reaper:
 
     async def _find_pools(self) -> None:
         names = await asyncio.to_thread(objects.folders, f"{self._scope.bucket}/pools")
+        if self._scope.pool not in (None, *names):
+            known = ", ".join(names) or "none yet"
+            self._trouble(f"there is no pool {self._scope.pool} in {self._scope.bucket}; there are: {known}")
         for name in names:
             if self._scope.pool in (None, name):
                 try:
@@ -276,7 +279,9 @@ class Reaper:
                 leases=found,
                 settings=self._pools,
                 silent=silent,
-                drivers=await drivers.look(runs_to_watch(seen, self._facts(found)), self._clock.monotonic()),
+                drivers=await drivers.look(
+                    runs_to_watch(seen, self._facts(found), self._scope.pool), self._clock.monotonic()
+                ),
                 damaged=self._damaged,
                 now=self._clock.time(),
             )

@@ -59,15 +59,16 @@ def status_of(run_dir: str) -> list[str]:
     events, waiting = load_events(run_dir), load_waiting(run_dir)
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     far = f"; step {reached(record, fence, events)} of {record.config.steps}" if record.config.commits else ""
-    lines = [f"{record.config.name}: {state}{far}"]
+    ledger = make_sum(events, time.time())
+    limit = f" of {in_dollars(record.config.max_cost)}" if record.config.max_cost else ""
+    spent = f"; {in_dollars(ledger.dollars)}{limit} spent" if ledger.dollars else ""
+    lines = [f"{record.config.name}: {state}{far}{spent}"]
     if waiting is not None and state.startswith("driven"):
         ago = max(0.0, time.time() - waiting.time)
         lines += [f"waits for a slice (as of {ago:.0f} s ago):", *(f"  {line}" for line in waiting.lines)]
     else:
-        held = [
-            f"{one.slice} ({one.candidate})" for one in make_sum(events, time.time()).holdings if one.open
-        ]
-        lines += [f"holds {', '.join(held)}"] if held else []
+        held = [f"{one.slice} ({one.candidate})" for one in ledger.holdings if one.open]
+        lines += [f"holds {', '.join(held)}{_rate(ledger)}"] if held else []
     return lines
 
 
