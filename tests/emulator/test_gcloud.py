@@ -61,12 +61,13 @@ def own(listed: list[Any], name: str) -> Any:
 def node_story(run_gcloud: Gcloud, emulator: Emulator, track: str) -> None:
     """A node of a track is created, listed, described and deleted."""
     name = f"node-{track or 'ga'}"
-    run_gcloud(track, f"tpu-vm create {name}", *V4, "--spot", "--labels=a=b", "--metadata=k=v")
-    assert own(emulator.nodes(), name)["provisioning"] == "spot"
+    how = "preemptible" if track else "spot"
+    run_gcloud(track, f"tpu-vm create {name}", *V4, f"--{how}", "--labels=a=b", "--metadata=k=v")
+    assert own(emulator.nodes(), name)["provisioning"] == how
     listed = parsed(run_gcloud(track, "tpu-vm list", "--format=json"))
     described = parsed(run_gcloud(track, f"tpu-vm describe {name}", "--format=json"))
     assert described == own(listed, name)
-    assert (described["state"], described["schedulingConfig"]["spot"]) == ("READY", True)
+    assert (described["state"], described["schedulingConfig"][how]) == ("READY", True)
     assert (described["labels"], described["metadata"]) == ({"a": "b"}, {"k": "v"})
     run_gcloud(track, f"tpu-vm delete {name}")
 
@@ -74,7 +75,8 @@ def node_story(run_gcloud: Gcloud, emulator: Emulator, track: str) -> None:
 def queued_story(run_gcloud: Gcloud, emulator: Emulator, track: str) -> None:
     """A queued resource of a track is created, listed, described and deleted."""
     name = f"queued-{track or 'ga'}"
-    run_gcloud(track, f"queued-resources create {name}", f"--node-id={name}", *V4_QUEUED, "--spot")
+    how = ("--provisioning-model=flex-start", "--max-run-duration=1h") if track else ("--spot",)
+    run_gcloud(track, f"queued-resources create {name}", f"--node-id={name}", *V4_QUEUED, *how)
     emulator.wait_for(
         lambda: own(emulator.queued_resources(), name)["state"] == "ACTIVE", f"an ACTIVE {name}"
     )
@@ -83,6 +85,11 @@ def queued_story(run_gcloud: Gcloud, emulator: Emulator, track: str) -> None:
     assert own(listed, name)["tpu"] == described["tpu"]
     assert described["state"]["state"] == "ACTIVE"
     assert described["tpu"]["nodeSpec"][0]["nodeId"] == name
+    if track:
+        assert described["provisioningModel"] == "FLEX_START"
+        assert described["runDuration"]["maxRunDuration"] == "3600s"
+    else:
+        assert described["spot"] == {}
     run_gcloud(track, f"queued-resources delete {name}", "--force")
 
 
