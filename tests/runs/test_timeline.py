@@ -49,6 +49,15 @@ def test_a_bar_goes_from_the_wish_for_a_slice_to_its_end():
     assert (timeline.start, timeline.end) == (0, 2000)
 
 
+def test_an_early_end_is_told_apart_by_whose_doing_it_was():
+    ends = [("preempted", {}), ("cancelled", {}), ("cancelled", {"evicted": True}), ("user failure", {}),
+            ("infrastructure", {}), ("finished", {})]  # fmt: skip
+    events = [intended(0, "a"), at(0, "slice-ready", slice="a")]
+    events += [attempt_ended(n, n, verdict=verdict, **more) for n, (verdict, more) in enumerate(ends, 1)]
+    (bar,) = make_timeline(events, until=100).bars
+    assert bar.ends == ((1, "preempted"), (3, "evicted"), (4, "failed"), (5, "failed"))
+
+
 def test_a_slice_of_the_pool_has_a_bar_each_time_it_is_had():
     events = [leased(0, "a", [0]), at(50, "slice-released", slice="a"), leased(70, "a", [0])]
     assert [(bar.start, bar.end) for bar in make_timeline(events, until=100).bars] == [(0, 50), (70, 100)]

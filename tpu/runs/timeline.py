@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,9 @@ COLOURS: dict[Bucket, str] = {
     "idle": "#ececec",
     "other": "#a3a3a3",
 }
-# Marks of losses: the colour of the cloud's doing, and that of everybody else's.
-_PREEMPTED, _FAILED, _COMMIT = "#111111", "#c2410c", "#374151"
+_COMMIT = "#374151"
+# How the early end of an attempt is marked: sign and colour. A run that was stopped is not marked.
+_ENDS = {"preempted": ("X", "#111111"), "evicted": ("v", "#6d28d9"), "failed": ("D", "#c2410c")}
 # So many slices have a line each, with their names. The time of a run with more is wrapped into lines, as text is, so
 # that a bar stays wide enough to be read: about so many slices a line, and no more than so many lines.
 NAMED_SLICES, SLICES_A_LINE, MOST_LINES = 14, 8, 25
@@ -45,7 +46,8 @@ LEAST_GAP, LEAST_PART = 1 / 160, 1 / 1000
 class Bar:
     """A slice from its intent to its end: neighbouring parts, and the times at which checkpoints were committed on it.
 
-    `ends` holds (time, verdict) of the attempts on it that did not end well. Times are seconds since 1970.
+    `ends` holds (time, preempted, evicted or failed) of the attempts on it that ended early. Times are seconds since
+    1970.
     """
 
     slice: str
@@ -81,8 +83,8 @@ def make_timeline(events: Sequence[RunEvent], until: float) -> Timeline:
         if event.kind == "attempt-ended":
             detail: dict[str, Any] = event.detail
             commits.setdefault(detail["slice"], []).extend(at for at, _ in detail.get("commits", ()))
-            if detail["verdict"] != "finished":
-                ends.setdefault(detail["slice"], []).append((detail["ended"], detail["verdict"]))
+            if (end := _early_end(detail)) is not None:
+                ends.setdefault(detail["slice"], []).append((detail["ended"], end))
     bars = []
     for name, wanted, ready, gone in _lives(events, until):
         parts = [Interval("provisioning", wanted, ready)] if ready > wanted else []
@@ -90,6 +92,14 @@ def make_timeline(events: Sequence[RunEvent], until: float) -> Timeline:
         if parts:
             bars.append(Bar(name, tuple(parts), tuple(commits.pop(name, ())), tuple(ends.pop(name, ()))))
     return Timeline(begin, max(begin, until), tuple(bars))
+
+
+def _early_end(detail: Mapping[str, Any]) -> str | None:
+    if detail.get("evicted"):
+        return "evicted"
+    if detail["verdict"] in ("finished", "cancelled"):
+        return None
+    return "preempted" if detail["verdict"] == "preempted" else "failed"
 
 
 def _lives(events: Sequence[RunEvent], until: float) -> list[tuple[str, float, float, float]]:
@@ -242,12 +252,12 @@ def _draw_marks(axes: Axes, timeline: Timeline, layout: Layout, unit_s: float) -
         axes.vlines(
             times, [row + 0.34 for row in rows], [row + 0.5 for row in rows], color=_COMMIT, linewidth=0.9
         )
-    for preempted, marker, colour in ((True, "X", _PREEMPTED), (False, "D", _FAILED)):
+    for end, (marker, colour) in _ENDS.items():
         ends = [
             (begin / unit_s, row)
             for index, bar in enumerate(timeline.bars)
-            for at, verdict in bar.ends
-            if verdict != "cancelled" and (verdict == "preempted") == preempted
+            for at, kind in bar.ends
+            if kind == end
             for row, begin, _ in layout.places(index, at, at)
         ]
         if ends:
@@ -278,14 +288,10 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
 
     shown = {part.bucket for bar in timeline.bars for part in bar.parts}
     handles: list[Artist] = [Patch(color=COLOURS[one], label=one) for one in BUCKETS if one in shown]
-    ends = [verdict for bar in timeline.bars for _, verdict in bar.ends if verdict != "cancelled"]
-    lost = sum(verdict == "preempted" for verdict in ends)
     if any(bar.commits for bar in timeline.bars):
         handles.append(mark("|", _COMMIT, "commit"))
-    if lost:
-        handles.append(mark("X", _PREEMPTED, f"preempted: {lost}"))
-    if len(ends) > lost:
-        handles.append(mark("D", _FAILED, f"failed: {len(ends) - lost}"))
+    counts = Counter(kind for bar in timeline.bars for _, kind in bar.ends)
+    handles += [mark(*_ENDS[end], f"{end}: {counts[end]}") for end in _ENDS if counts[end]]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(7, len(handles)), fontsize=7.5, frameon=False,
         handlelength=1.2, columnspacing=1.3,
