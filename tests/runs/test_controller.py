@@ -188,3 +188,14 @@ async def test_a_dead_driver_is_replaced_at_once(track: Track):
     heard: list[str] = []
     assert (await become_controller(run_dir, HERE, False, SystemClock(), heard.append)).term == 2
     assert "its last driver is dead" in heard[0]
+
+
+async def test_a_run_whose_controller_was_deleted_goes_on_at_the_next_term(track: Track):
+    run = track.numpy_run("headless", steps=4, checkpoints={"every": 4})
+    for term in (1, 2):
+        async with track.driving(run):
+            assert (observe(track.directory("headless")) or [None])[0].term == term
+    files.remove([f"{track.directory('headless')}/controller.json"])
+    await track.train(run)
+    assert (observe(track.directory("headless")) or [None])[0].term == 3
+    assert track.fence("headless").newest().step == 4

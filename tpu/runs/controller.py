@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tpu.checkpoint import objects
+from tpu.runs.event_log import highest_term
 
 # The owner beats every BEAT_S; one that stays silent for EXPIRY_S on the observer's own clock is dead.
 BEAT_S = 5.0
@@ -64,7 +65,8 @@ class ControllerState:
             return cls(Owner(**values.pop("owner")), **values)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise MalformedController(
-                f"controller.json cannot be understood ({error!r}): {data[:200]!r}"
+                f"controller.json cannot be understood ({error!r}): {data[:200]!r}; once nothing drives the run, "
+                "delete it: the next start finds the next term in the run's history"
             ) from error
 
 
@@ -134,11 +136,14 @@ def observe(run_dir: str) -> tuple[ControllerState, int] | None:
 def claim(run_dir: str, owner: Owner, over: tuple[ControllerState, int] | None) -> Controller:
     """Become the controller, over the state that was observed.
 
+    Where there is none the run's history tells the next term: the file may have been deleted, and nobody writes under
+    a term that has been.
+
     Raises:
         RunIsDriven: somebody else was quicker.
     """
     url = f"{run_dir}/controller.json"
-    state = ControllerState(owner, over[0].term + 1 if over else 1)
+    state = ControllerState(owner, 1 + (over[0].term if over else highest_term(run_dir)))
     try:
         if over is None:
             generation = objects.create_exclusive(url, state.to_json())

@@ -78,6 +78,12 @@ def load_events(run_dir: str) -> list[RunEvent]:
         ]
 
 
+def highest_term(run_dir: str) -> int:
+    """The highest term under which the run's history was written; 0 if there is none."""
+    terms = (url.rpartition("/")[2].partition("-")[0] for url in files.names(f"{run_dir}/events"))
+    return max((int(term) for term in terms if term.isdigit()), default=0)
+
+
 def _event(url: str, content: bytes) -> RunEvent:
     try:
         return RunEvent(**json.loads(content))
