@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.configured import configured_connection
+from flows.pool_command import pool_app
+
 if TYPE_CHECKING:
     from tpu.connection import Connection
 
@@ -22,6 +25,8 @@ app = typer.Typer(
     name="relay", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None,
     help="Runs of training on preemptible TPU slices. The bucket and project come from TPU_RELAY_* variables.",
 )  # fmt: skip
+
+app.add_typer(pool_app, name="pool")
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of a run")]
 RunAtStep = Annotated[
@@ -54,22 +59,11 @@ def _refuse(error: Exception, code: int) -> None:
     sys.exit(code)
 
 
-def _connection() -> Connection:
-    """The configured connection, with a bucket that answers: nobody waits a minute to hear that it is not there."""
-    from tpu.checkpoint.objects import check_bucket
-    from tpu.checkpoint.retry import RetryPolicy
-    from tpu.connection import Connection
-
-    connection = Connection.from_environment()
-    check_bucket(connection.bucket, RetryPolicy(deadline_s=5.0))
-    return connection
-
-
 def _run(name: str) -> tuple[Connection, str]:
     """The connection, and the directory of a run that exists."""
     from tpu.runs.record import load_record, run_directory
 
-    connection = _connection()
+    connection = configured_connection()
     directory = run_directory(connection.bucket, _checked(name))
     load_record(directory)
     return connection, directory
@@ -107,7 +101,7 @@ def runs() -> None:
     from tpu.runs.ledger import in_dollars
     from tpu.runs.overview import list_runs
 
-    bucket = _connection().bucket
+    bucket = configured_connection().bucket
     lines = list_runs(bucket)
     for line in lines:
         steps = "a command" if line.steps is None else f"{line.step} of {line.steps}"
@@ -159,7 +153,7 @@ def zones(
     from tpu.runs.showing import zone_lines
     from tpu.slices.project_memory import memory_of_bucket
 
-    memory = memory_of_bucket(_connection().bucket, SystemClock())
+    memory = memory_of_bucket(configured_connection().bucket, SystemClock())
     if forget is not None:
         asyncio.run(memory.forget(forget))
     lines = zone_lines(asyncio.run(memory.health()), SystemClock().time())
@@ -327,7 +321,7 @@ def reap(
     from tpu.runs.terminal_report import print_rendered
     from tpu.slices.lease_book import GcsLeaseBook
 
-    connection = _connection()
+    connection = configured_connection()
 
     async def once() -> Reaped:
         async with open_cloud(connection) as cloud:

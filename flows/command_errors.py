@@ -19,19 +19,24 @@ from tpu.runs.logs import NoLog
 from tpu.runs.record import MalformedRecord, RunNameTaken, RunNotFound, TooFewSteps
 from tpu.runs.remote import HostNotReady, NoSuchHost, ProfileFailed
 from tpu.runs.stopping import NotStopped
+from tpu.slices.lease import MalformedLease
+from tpu.slices.lease_book import LeaseContended
+from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.topology import UnknownAcceleratorType
 from tpu.train.text import TextNotFoundError
 
 PROBLEM, WRONG_USAGE = 1, 2
 
 _WRONG_USAGE = (
     ConnectionSettingsError, RunConfigError, RunNotFound, RunNameTaken, TooFewSteps, NoSuchCheckpoint, NoSuchHost,
-    NoLog, RouteError, TextNotFoundError,
+    NoLog, RouteError, TextNotFoundError, PoolSettingsError, UnknownAcceleratorType,
 )  # fmt: skip
 _PROBLEM = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
     MalformedRecord, MalformedController, MalformedEvent, MalformedShared, SharedContended,
+    MalformedLease, LeaseContended,
 )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ COMMANDS = [
     "verify",
     "profile",
     "reap",
+    "pool",
 ]
 
 

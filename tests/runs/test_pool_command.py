@@ -1,0 +1,65 @@
+"""`relay pool` on pools of a real bucket."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.runs.terminal import Terminal
+from tpu.connection import Connection
+from tpu.emulator.emulator import Emulator
+from tpu.slices.candidate import Candidate
+from tpu.slices.lease import Holder, intend, ready, take
+from tpu.slices.lease_book import GcsLeaseBook
+from tpu.slices.pool_settings import PoolSettings
+
+V4 = Candidate("us-central2-b", "v4-8", "spot", 3.22)
+
+
+@pytest.fixture
+def book(emulator: Emulator) -> GcsLeaseBook:
+    return GcsLeaseBook(Connection.from_environment(emulator.env).bucket)
+
+
+def test_settings_are_changed_one_by_one_and_shown(book: GcsLeaseBook, terminal: Terminal):
+    said = terminal.relay("pool", "set", "--idle-minutes", "20", "--max-slices", "4")
+    assert said.out == "idle_minutes 20, min_slices 0, max_slices 4, evict_minutes 10\n"
+    said = terminal.relay(
+        "pool", "set", "default", "--max-slices", "none", "--min-slices", "1",
+        "--candidate", "spot v4-8 in us-central2-b at 3.22",
+    )  # fmt: skip
+    assert said.out == (
+        "idle_minutes 20, min_slices 1, max_slices no limit, evict_minutes 10\n"
+        "min_slices are had as spot v4-8 in us-central2-b\n"
+    )
+    wanted = PoolSettings(20, 1, None, 10, (V4,))
+    assert asyncio.run(book.settings("default")) == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--min-slices", "1"), "wants candidates"),
+        (("--idle-minutes", "-1"), "0 or more"),
+        (("--max-slices", "many"), "a number or none"),
+        (("--candidate", "v4-8"), "write a candidate as"),
+        (("--candidate", "spot v4-9 in z"), "unknown accelerator type"),
+        (("--candidate", "spot v4-8 in z at much"), "no number"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(book: GcsLeaseBook, terminal: Terminal, words, sentence: str):
+    answer = terminal.relay("pool", "set", *words)
+    assert (answer.code, sentence in answer.sentence) == (2, True), answer
+    assert asyncio.run(book.settings("default")) == PoolSettings()
+
+
+def test_a_pool_shows_who_has_which_chips(book: GcsLeaseBook, terminal: Terminal):
+    assert terminal.relay("pool", "show").out.startswith("pool default: 0 slice(s)")
+    lease = ready(intend("relay-a-1", "sweep", V4, 4, "uid", 1e9), 1e9)
+    asyncio.run(book.create(take(lease, Holder("seed-3", "u3", (1, 2), priority=5), 1e9)))
+    told = terminal.relay("pool", "show", "sweep").out
+    assert "pool sweep: 1 slice(s), 0 of them idle" in told
+    assert "relay-a-1: spot v4-8 in us-central2-b, ready, since 2001-" in told
+    assert "  chips 1, 2: seed-3 (priority 5) for " in told
+    assert "  chips 0, 3: free" in told
