@@ -184,12 +184,12 @@ async def test_V4_a_cloud_that_refuses_for_longer_than_the_deadline_ends_the_run
     assert len(lab.events(run.name, "provision-failed")) >= 2
 
 
-async def refused_once(lab: Lab, run: RunConfig, kind: ErrorKind) -> str:
-    """The run fails by one refusal of the cloud, which is not asked again; returns what was said."""
+async def refused_for_good(lab: Lab, run: RunConfig, kind: ErrorKind, asked: int) -> str:
+    """The run fails by one refusal, after `asked` slices were asked for; returns what was said."""
     with pytest.raises(CloudError) as refused:
         await lab.train(run)
     assert refused.value.kind is kind
-    assert len(lab.events(run.name, "provision-failed")) == 1
+    assert len(lab.events(run.name, "slice-intended")) == asked
     (flow_run,) = await flow_runs(run.name)
     assert flow_run.state is not None
     assert flow_run.state.is_failed()
@@ -198,17 +198,25 @@ async def refused_once(lab: Lab, run: RunConfig, kind: ErrorKind) -> str:
 
 async def test_V2_no_quota_is_one_error_and_nothing_is_left(lab: Lab):
     lab.emulator.set_quota("us-central2-b", "v4-8", 0)
-    said = await refused_once(lab, lab.numpy_run("no-quota"), ErrorKind.NO_QUOTA)
+    said = await refused_for_good(lab, lab.numpy_run("no-quota"), ErrorKind.NO_QUOTA, asked=1)
     assert "Quota limit" in said
     assert "Limit: 0" in said
 
 
-async def test_V11_a_type_that_the_zone_does_not_have_is_one_error_and_nothing_is_left(lab: Lab):
-    said = await refused_once(
-        lab, lab.numpy_run("not-offered", slice={"zone": "us-east5-b"}), ErrorKind.NOT_OFFERED
-    )
-    assert "v4-8" in said
-    assert "us-east5-b" in said
+@pytest.mark.parametrize(
+    ("slice", "kind", "words"),
+    [
+        ({"zone": "us-east5-b"}, ErrorKind.NOT_OFFERED, "us-east5-b has no accelerator type v4-8"),
+        ({"zone": "us-east5-z"}, ErrorKind.PERMISSION, "us-east5-z"),
+        ({"runtime_version": "tpu-windows"}, ErrorKind.NOT_OFFERED, "us-central2-b has no image tpu-windows"),
+    ],
+    ids=["type", "zone", "image"],
+)
+async def test_V11_what_the_zone_does_not_have_is_one_error_before_anything_is_made(
+    lab: Lab, slice: dict[str, str], kind: ErrorKind, words: str
+):
+    run = lab.numpy_run(f"not-offered-{next(iter(slice))[0]}{kind.name[0].lower()}", slice=slice)
+    assert words in await refused_for_good(lab, run, kind, asked=0)
 
 
 async def test_requirements_that_are_not_there_or_cannot_be_had_name_the_file(lab: Lab, program_folder: Path):
