@@ -1,3 +1,4 @@
+import time
 from itertools import pairwise
 
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.runs.histories import at, attempt_ended, histories, intended, leased
 from tpu.runs.goodput import BUCKETS, Interval
+from tpu.runs.ledger import make_ledger
 from tpu.runs.timeline import (
     COLOURS,
     NAMED_SLICES,
@@ -125,6 +127,19 @@ def test_the_picture_is_of_a_size_that_is_read(slices):
     assert width == 990
     assert 150 < height < 1100
     assert len(picture) < 200_000  # it lies in an artifact, as text
+
+
+def test_a_long_history_takes_no_longer_than_its_length():
+    def processor_s(slices: int) -> float:
+        events = preempted_run(slices)
+        began = time.process_time()
+        make_timeline(events, until=slices * 1000)
+        make_ledger(events, range(1, 100), slices * 1000)
+        return time.process_time() - began
+
+    processor_s(10)
+    few, many = (min(processor_s(slices) for _ in range(3)) for slices in (200, 2000))
+    assert many < 30 * few  # ten times as long; were each slice compared with all others, a hundred
 
 
 @settings(max_examples=8, deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,10 +86,15 @@ def make_timeline(events: Sequence[RunEvent], until: float) -> Timeline:
             commits.setdefault(detail["slice"], []).extend(at for at, _ in detail.get("commits", ()))
             if (end := _early_end(detail)) is not None:
                 ends.setdefault(detail["slice"], []).append((detail["ended"], end))
+    lives = _lives(events, until)
+    whole = pieces(known, begin, max((life[3] for life in lives), default=begin))
+    starts = [piece.start for piece in whole]
     bars = []
-    for name, wanted, ready, gone in _lives(events, until):
+    for name, wanted, ready, gone in lives:
         parts = [Interval("provisioning", wanted, ready)] if ready > wanted else []
-        parts += pieces(known, ready, gone) if gone > ready else []
+        for piece in whole[max(0, bisect_right(starts, ready) - 1) : bisect_left(starts, gone)]:
+            a, b = max(piece.start, ready), min(piece.end, gone)
+            parts += [Interval(piece.bucket, a, b)] if a < b else []
         if parts:
             bars.append(Bar(name, tuple(parts), tuple(commits.pop(name, ())), tuple(ends.pop(name, ()))))
     return Timeline(begin, max(begin, until), tuple(bars))
@@ -220,22 +226,20 @@ def timeline_picture(timeline: Timeline, title: str) -> bytes | None:
 
 
 def _draw_bars(axes: Axes, timeline: Timeline, layout: Layout, unit_s: float) -> None:
+    from matplotlib.collections import PolyCollection
+
     by_bucket: dict[Bucket, list[tuple[int, float, float]]] = {}
     for index, bar in enumerate(timeline.bars):
         for part in visible(bar.parts, LEAST_PART * layout.span):
             by_bucket.setdefault(part.bucket, []).extend(layout.places(index, part.start, part.end))
-    # One call a bucket: a long run has thousands of parts.
+    # One collection a bucket: a long run has thousands of parts.
     for bucket, places in by_bucket.items():
-        rows, begins, ends = zip(*places, strict=True)
-        widths = [(end - begin) / unit_s for begin, end in zip(begins, ends, strict=True)]
-        axes.barh(
-            rows,
-            widths,
-            left=[begin / unit_s for begin in begins],
-            height=0.66,
-            color=COLOURS[bucket],
-            linewidth=0,
-        )
+        corners = [
+            ((begin / unit_s, row - 0.33), (begin / unit_s, row + 0.33),
+             (end / unit_s, row + 0.33), (end / unit_s, row - 0.33))
+            for row, begin, end in places
+        ]  # fmt: skip
+        axes.add_collection(PolyCollection(corners, facecolors=COLOURS[bucket], linewidths=0))
 
 
 def _draw_marks(axes: Axes, timeline: Timeline, layout: Layout, unit_s: float) -> None:
