@@ -39,7 +39,7 @@ from tpu.runs.record import (
 )
 from tpu.slices.preflight import Traffic, settings_problems
 from tpu.slices.request import SliceRequest
-from tpu.topology import accelerator_type
+from tpu.topology import AcceleratorType, accelerator_type
 from tpu.train.text import TextNotFoundError
 
 
@@ -215,7 +215,7 @@ def _candidate_lines(run: RunConfig) -> list[str]:
         head = "slice      " if number == 1 else "           "
         which = f"{number}. " if len(choices) > 1 else ""
         lines.append(
-            f"{head}{which}{choice}: {kind.chips} chips, {kind.hosts} host(s), image {image}, {price}"
+            f"{head}{which}{choice}: {_share(run, kind)}, {kind.hosts} host(s), image {image}, {price}"
         )
     if len(choices) > 1:
         how = (
@@ -226,8 +226,16 @@ def _candidate_lines(run: RunConfig) -> list[str]:
         lines.append(
             f"           {how}; each waits {run.slice.queue_minutes:g} minutes in its zone's queue before the next"
         )
+    if run.pool != "default" or run.priority:
+        lines.append(f"           of the pool {run.pool}, with priority {run.priority}")
     lines.append(f"           given up when none is ready after {run.slice.ready_minutes:g} minutes")
     return lines
+
+
+def _share(run: RunConfig, kind: AcceleratorType) -> str:
+    if run.slice.chips is None:
+        return f"{kind.chips} chips"
+    return f"{run.slice.chips} of its {kind.chips} chips"
 
 
 def _refused(run: RunConfig, connection: Connection | None) -> list[str]:

@@ -222,6 +222,8 @@ class RunDriver:
             try:
                 await unless_lost(self._start_gang(spec), self._slices.condition)
             except (HostUnreachable, SliceLost) as error:
+                with contextlib.suppress(SliceLost):  # hosts refuse what comes by an older lease: is ours lost?
+                    await self._slices.hold_on()
                 watch.view.hosts[0].lost = str(error)
                 watch.view.cloud = await condition_after_trouble(self._slices.condition, self._clock)
                 return await self._conclude(spec, watch.view)

@@ -86,9 +86,12 @@ class Membership:
         """
         self.settings = await self._book.settings(self._pool)
         found = await self._leases()
-        for lease in found:
-            if lease.holder(self._wanted.uid) is not None and lease.slice not in self.held:
-                await self.release(lease.slice)  # a driver of this run died before it had noted it
+        # What a driver of this run held that died before it had noted it.
+        left = [one.slice for one in found if one.holder(self._wanted.uid) and one.slice not in self.held]
+        for name in left:
+            await self.release(name)
+        if left:
+            found = await self._leases()
         decision = self._assign(found, self.settings, can_create)
         reserve = () if isinstance(decision, Take) else decision.reserve
         due = decision.parts if isinstance(decision, Evict) else ()

@@ -87,10 +87,14 @@ async def _build_environment(
     """Build a virtual environment with uv, once a hash and host; returns its interpreter."""
     key = hashlib.sha256(f"{environment.python}\n{requirements}".encode()).hexdigest()[:20]
     report(f"sync: environment {key}, Python {environment.python}")
-    # A finished environment carries a mark; a half-built one is built anew. Relative paths in the file are the code's.
+    # A finished environment carries a mark; a half-built one is built anew, by one run of the host at a time. Relative
+    # paths in the file are the code's.
     script = f"""set -e
 cd {shlex.quote(folder)}
 env_folder=$HOME/.relay/envs/{key}
+mkdir -p "$HOME/.relay/envs"
+exec 9>"$env_folder.lock"
+flock 9
 if [ ! -e "$env_folder/.complete" ]; then
   export PATH="$HOME/.local/bin:$PATH"
   command -v uv >/dev/null || python3 -m pip install --user --quiet uv
