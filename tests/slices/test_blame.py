@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpu.slices.blame import Tried, as_charged, suspect
+from tpu.slices.blame import Tried, as_charged, blamed, suspect
 from tpu.slices.verdict import VerdictKind
 
 P, I, U, F = (  # noqa: E741
@@ -46,30 +46,34 @@ def tried(*attempts: tuple[str, VerdictKind, int | None]) -> list[Tried]:
 def test_who_is_charged(
     story: str, attempts: list[tuple[str, VerdictKind, int | None]], charged: list[VerdictKind]
 ) -> None:
-    assert as_charged(tried(*attempts)) == charged, story
+    history = tried(*attempts)
+    assert as_charged(history) == charged, story
+    moved = [one.slice for one, kind in zip(history, charged, strict=True) if kind is not one.kind]
+    assert blamed(history) == list(dict.fromkeys(moved))
 
 
 @pytest.mark.parametrize(
-    ("story", "attempts", "allowed", "leaves"),
+    ("story", "attempts", "allowed", "proven"),
     [
-        ("nothing has happened", [], 2, False),
-        ("a first failure", [("a", U, 0)], 2, False),
-        ("one more is left: elsewhere", [("a", U, 0), ("a", U, 0)], 2, True),
-        ("dies at the same step: elsewhere", [("a", U, 500), ("a", U, 500)], 2, True),
-        ("was elsewhere already", [("a", U, 0), ("b", U, 0)], 2, False),
-        ("none is left", [("a", U, 0), ("a", U, 0), ("a", U, 0)], 2, False),
-        ("one try is all", [("a", U, 0)], 1, False),
-        ("without limit", [("a", U, 0), ("a", U, 0)], None, False),
+        ("nothing has happened", [], 2, None),
+        ("a first failure", [("a", U, 0)], 2, None),
+        ("one more is left: elsewhere", [("a", U, 0), ("a", U, 0)], 2, False),
+        ("dies at the same step: elsewhere", [("a", U, 500), ("a", U, 500)], 2, False),
+        ("was elsewhere already", [("a", U, 0), ("b", U, 0)], 2, None),
+        ("none is left", [("a", U, 0), ("a", U, 0), ("a", U, 0)], 2, None),
+        ("one try is all", [("a", U, 0)], 1, None),
+        ("without limit", [("a", U, 0), ("a", U, 0)], None, None),
         ("got further elsewhere", [("a", P, 490), ("b", U, 0)], 2, True),
         ("got further elsewhere, no failure allowed", [("a", P, 490), ("b", U, 0)], 0, True),
-        ("a preemption", [("a", U, 0), ("a", U, 0), ("a", P, 0)], 2, False),
-        ("a command that does not say", [("a", U, None), ("a", U, None)], 2, False),
+        ("a preemption", [("a", U, 0), ("a", U, 0), ("a", P, 0)], 2, None),
+        ("a command that does not say", [("a", U, None), ("a", U, None)], 2, None),
     ],
 )
 def test_which_slice_is_left(
-    story: str, attempts: list[tuple[str, VerdictKind, int | None]], allowed: int | None, leaves: bool
+    story: str, attempts: list[tuple[str, VerdictKind, int | None]], allowed: int | None, proven: bool | None
 ) -> None:
-    assert (suspect(tried(*attempts), allowed) is not None) == leaves, story
+    found = suspect(tried(*attempts), allowed)
+    assert (found.proven if found else None) is proven, story
 
 
 attempts = st.lists(

@@ -19,7 +19,8 @@ from tpu.hosts.connect import HostUnreachable, connect_all
 from tpu.hosts.gang import GangSpec, end_gang, gang_status, start_gang
 from tpu.hosts.identity import Identity
 from tpu.runs import launch
-from tpu.runs.charges import charged, suspected
+from tpu.runs.blaming import weigh
+from tpu.runs.charges import charged
 from tpu.runs.event_log import EventLog, in_repair, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
@@ -302,19 +303,20 @@ class RunDriver:
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip
         await self._slices.note_egress(spec.attempt)
+        doubt = await weigh(self.record, self.log, self._slices.quarantine)
         self._in_repair = verdict.slice_recovers
         if self._in_repair:
             return verdict
         if view.evicted is not None and gone and verdict.slice_usable:
             await self._slices.part_with(verdict.reason)
             return verdict
-        why = suspected(self.record, self.log.events) if verdict.slice_usable and not verdict.final else None
-        if why is not None:
-            await self.log.note("slice-blamed", slice=name, why=why)
-        if why is not None or not gone or not verdict.slice_usable:
-            await self._slices.delete(
-                name, why or (NOT_CONFIRMED_DEAD if verdict.slice_usable else verdict.reason)
-            )
+        if not gone or not verdict.slice_usable:
+            await self._slices.delete(name, NOT_CONFIRMED_DEAD if verdict.slice_usable else verdict.reason)
+        elif doubt is not None and doubt.proven:
+            await self._slices.delete(name, doubt.why)
+        elif doubt is not None and not verdict.final:
+            self._slices.avoid(name)
+            await self._slices.part_with(doubt.why)
         return verdict
 
     async def _end(self, spec: GangSpec, view: GangView, grace_s: float) -> bool:

@@ -53,6 +53,7 @@ class Membership:
         self.held: dict[str, Held] = {}
         self.lost: dict[str, str] = {}  # slices whose lease was lost, and how
         self.evicted: dict[str, Claim] = {}  # slices that are to be left at the next commit
+        self.avoided: set[str] = set()  # slices that are not to be taken: the run has failed there
         self.settings = PoolSettings()
         self._book = book
         self._pool = pool
@@ -120,7 +121,9 @@ class Membership:
         silent = self._observer.see_all(found, self._clock.monotonic())
         # What it holds already counts, and is nothing to be taken.
         others = [
-            replace(lease, state=LeaseState.QUARANTINED) if lease.holder(self._wanted.uid) else lease
+            replace(lease, state=LeaseState.QUARANTINED)
+            if lease.holder(self._wanted.uid) or lease.slice in self.avoided
+            else lease
             for lease in found
         ]
         wanted = replace(self._wanted, can_create=can_create)

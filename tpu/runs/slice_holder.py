@@ -19,9 +19,10 @@ from tpu.hosts.gang import Tenant
 from tpu.hosts.group import HostGroup
 from tpu.hosts.identity import Identity
 from tpu.runs import launch
+from tpu.runs.blaming import avoided
 from tpu.runs.code import Bundle, relay_bundle
 from tpu.runs.egress import note_egress
-from tpu.runs.event_log import EventLog, candidate_of, ready_of_early_death, undeleted
+from tpu.runs.event_log import EventLog, candidate_of, early_death, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.membership import Membership
 from tpu.runs.placing import Placing
@@ -74,6 +75,7 @@ class SliceHolder:
         self._relay: Bundle | None = None
         self._memory = memory_of_bucket(connection.bucket, clock)
         self._monitor = monitor
+        member.avoided |= avoided(log.events)
         self._word: Watch | None = None
         self._placing = Placing(
             record, log, tenure, member, cloud, self._memory, connection, identity, clock, report, self.delete
@@ -136,6 +138,14 @@ class SliceHolder:
         """How the lease of a slice was lost, if it was: what it was of may be used by others now."""
         return self._member.lost.get(name)
 
+    async def quarantine(self, name: str, why: str) -> None:
+        """Nobody may take this slice any more, whoever has it."""
+        await self._member.quarantine(name, why)
+
+    def avoid(self, name: str) -> None:
+        """Never take this slice of the pool again."""
+        self._member.avoided.add(name)
+
     async def part_with(self, why: str) -> None:
         """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it."""
         assert self.slice is not None
@@ -167,10 +177,10 @@ class SliceHolder:
         await self._member.gone(name, why)
         self._drop(name)
         await self._log.note("slice-deleted", slice=name, why=why)
-        if (ready := ready_of_early_death(self._log.events, name)) is not None:
+        if (asked := early_death(self._log.events, name)) is not None:
             # What the project remembers of its zones is of use, not a condition.
             with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
-                await self._memory.note(candidate, "early death", ready)
+                await self._memory.note(candidate, "early death", asked)
 
     async def _released(self, name: str, why: str) -> None:
         self._report(f"slice {name} is given back to the pool: {why}")
@@ -233,10 +243,12 @@ class SliceHolder:
         return found is not None
 
     @contextlib.asynccontextmanager
-    async def hosts(self, deadline_s: float = CONNECT_S) -> AsyncIterator[HostGroup]:
+    async def hosts(self, deadline_s: float | None = None) -> AsyncIterator[HostGroup]:
+        """Connections to all hosts of the slice at hand, within `deadline_s` or what a boot may take at most."""
         assert self.slice is not None
+        within_s = CONNECT_S if deadline_s is None else deadline_s
         async with connect_all(
-            self.slice.hosts, self._identity, self._connection, deadline_s, self._report
+            self.slice.hosts, self._identity, self._connection, within_s, self._report
         ) as group:
             yield group
 

@@ -26,20 +26,38 @@ class Tried:
     reached: int | None
 
 
+@dataclass(frozen=True)
+class Suspicion:
+    """Why a run is not to use a slice again. `proven`: nobody should; else it is only to be tried elsewhere."""
+
+    why: str
+    proven: bool
+
+
 def as_charged(attempts: Sequence[Tried]) -> list[VerdictKind]:
     """Verdicts as budgets count them: a user failure for which a slice is to blame counts as infrastructure."""
-    charged = [attempt.kind for attempt in attempts]
+    bad = _by_the_slice(attempts)
+    return [VerdictKind.INFRASTRUCTURE if i in bad else one.kind for i, one in enumerate(attempts)]
+
+
+def blamed(attempts: Sequence[Tried]) -> list[str]:
+    """Slices that are to blame for failures; of some this is only found out when the run lives elsewhere."""
+    return list(dict.fromkeys(attempts[i].slice for i in sorted(_by_the_slice(attempts))))
+
+
+def _by_the_slice(attempts: Sequence[Tried]) -> set[int]:
+    """Which failures a slice is to blame for."""
+    bad: set[int] = set()
     for streak in _streaks(attempts):
         failed = [i for i in streak if attempts[i].kind is VerdictKind.USER_FAILURE]
         slices = {attempts[i].slice for i in failed}
         if len(slices) != 1 or not _got_further(attempts, failed, slices.pop()):
             continue
-        for i in failed:
-            charged[i] = VerdictKind.INFRASTRUCTURE
-    return charged
+        bad.update(failed)
+    return bad
 
 
-def suspect(attempts: Sequence[Tried], allowed: int | None) -> str | None:
+def suspect(attempts: Sequence[Tried], allowed: int | None) -> Suspicion | None:
     """Why the slice of the newest attempt is not to be used again; None if nothing speaks against it.
 
     `allowed` is how many user failures the run may have. If all of them are spent on one slice without getting any
@@ -49,7 +67,7 @@ def suspect(attempts: Sequence[Tried], allowed: int | None) -> str | None:
         return None
     newest, charged = attempts[-1], as_charged(attempts)
     if charged[-1] is VerdictKind.INFRASTRUCTURE:
-        return f"the program fails on {newest.slice}, and has got further on another slice"
+        return Suspicion(f"the program fails on {newest.slice}, and got further on another slice", True)
     spent = sum(kind is VerdictKind.USER_FAILURE for kind in charged)
     if newest.reached is None or allowed is None or spent != allowed:
         return None
@@ -57,9 +75,10 @@ def suspect(attempts: Sequence[Tried], allowed: int | None) -> str | None:
     alike = [one for one in failed if one.slice == newest.slice and (one.reached or 0) <= newest.reached]
     if len(alike) < 2 or len(alike) != len(failed):
         return None
-    return (
+    why = (
         f"the program has failed {len(alike)} times on {newest.slice}; the last try is made on another slice"
     )
+    return Suspicion(why, proven=False)
 
 
 def _streaks(attempts: Sequence[Tried]) -> list[list[int]]:
