@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 @app.command()
 def runs() -> None:
     """List the runs in the bucket."""
-    from tpu.runs.ledger import in_dollars
+    from tpu.money import in_dollars
     from tpu.runs.overview import list_runs
 
     bucket = configured_connection().bucket

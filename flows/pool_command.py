@@ -43,6 +43,16 @@ def show(name: PoolName = "default") -> None:
     print("\n".join(asyncio.run(look())))
 
 
+@pool_app.command()
+def cost(name: PoolName = "default") -> None:
+    """Say what a pool has cost: to each run that had chips of it, and while nobody had them."""
+    from tpu.slices.pool_cost import cost_lines, pool_cost
+
+    book = _book()
+    kept = asyncio.run(book.list(name, past=True))
+    print("\n".join(cost_lines(pool_cost([one.lease for one in kept], time.time()))))
+
+
 @pool_app.command(name="set")
 def set_(
     name: PoolName = "default",

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runs.histories import at, attempt_ended, histories, intended, leased
-from tpu.runs.ledger import dollar_column, holdings, in_dollars, make_ledger
+from tpu.money import dollar_column, in_dollars
+from tpu.runs.ledger import holdings, make_ledger
 
 HOUR = 3600.0
 

@@ -10,7 +10,7 @@ from tests.runs.terminal import Terminal
 from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.slices.candidate import Candidate
-from tpu.slices.lease import Holder, intend, ready, take
+from tpu.slices.lease import Holder, gone, intend, ready, release, take
 from tpu.slices.lease_book import GcsLeaseBook
 from tpu.slices.pool_settings import PoolSettings
 
@@ -63,3 +63,19 @@ def test_a_pool_shows_who_has_which_chips(book: GcsLeaseBook, terminal: Terminal
     assert "relay-a-1: spot v4-8 in us-central2-b, ready, since 2001-" in told
     assert "  chips 1, 2: seed-3 (priority 5) for " in told
     assert "  chips 0, 3: free" in told
+
+
+def test_a_pool_tells_what_it_has_cost_and_to_whom(book: GcsLeaseBook, terminal: Terminal):
+    hour = Candidate("us-central2-b", "v4-8", "spot", 4.0)
+    lease = take(ready(intend("relay-a-1", "old", hour, 4, "uid", 0), 0), Holder("seed-3", "u3", (1, 2)), 0)
+    lease = gone(release(lease, "u3", 3600), "idle", 7200)
+    asyncio.run(book.create(lease))
+    unpriced = Candidate("us-central2-b", "v4-8", "spot")
+    asyncio.run(book.create(gone(ready(intend("relay-a-2", "old", unpriced, 4, "uid", 0), 0), "idle", 3600)))
+    assert terminal.relay("pool", "cost", "old").out.splitlines() == [
+        f"{'seed-3':40} {'$2.00':>12}",
+        f"{'idle':40} {'$6.00':>12}",
+        f"{'all':40} {'$8.00':>12}",
+        "1.0 h of spot v4-8 in us-central2-b: price not set",
+        "now: 0 slice(s), $0.00 an hour, $0.00 of it for chips that no run has",
+    ]

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpu.clock import Clock
+from tpu.money import in_dollars
 from tpu.runs.config import RunConfig
 from tpu.runs.event_log import EventLog, RunEvent
-from tpu.runs.ledger import in_dollars, make_sum
+from tpu.runs.ledger import make_sum
 from tpu.runs.tenure import Tenure
 from tpu.slices.provision import NoLongerWanted
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from tpu.checkpoint import objects
 from tpu.checkpoint.fence import Fence, MalformedFence, load_fence
+from tpu.money import in_dollars
 from tpu.runs.charges import charged
 from tpu.runs.controller import ControllerState, MalformedController, observe
 from tpu.runs.event_log import MalformedEvent, RunEvent, load_events
 from tpu.runs.figures import saved_dollars
-from tpu.runs.ledger import in_dollars, make_sum
+from tpu.runs.ledger import make_sum
 from tpu.runs.record import MalformedRecord, RunNotFound, RunRecord, load_record, run_directory
 from tpu.runs.stop_request import stop_requested
 from tpu.slices.budget import Budgets, Exhausted, allows

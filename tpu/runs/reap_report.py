@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tpu.runs.ledger import in_dollars
+from tpu.money import in_dollars
 from tpu.runs.reaping import Outcome, Reaped
 from tpu.slices.lease import Lease, LeaseState
 from tpu.slices.pool_cost import pool_cost

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tpu.money import dollar_column, in_dollars
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
-from tpu.runs.ledger import Holding, Ledger, dollar_column, in_dollars, make_ledger
+from tpu.runs.ledger import Holding, Ledger, make_ledger
 from tpu.runs.record import RunRecord
 from tpu.runs.timeline import Timeline, make_timeline, timeline_picture
 

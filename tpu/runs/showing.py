@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 
 from tpu.checkpoint.fence import load_fence
+from tpu.money import in_dollars
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, load_events
-from tpu.runs.ledger import Ledger, in_dollars, make_sum
+from tpu.runs.ledger import Ledger, make_sum
 from tpu.runs.overview import reached, state_of
 from tpu.runs.record import RunRecord, load_record
 from tpu.runs.report import cost_text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tpu.money import dollar_column, in_dollars
 from tpu.slices.lease import Lease, LeaseState, idle_chip_seconds
 
 OLDER = "older uses"
@@ -54,6 +55,17 @@ def pool_cost(leases: Iterable[Lease], now: float) -> PoolCost:
             an_hour += price
             idle_an_hour += price * len(lease.free_chips) / lease.chips
     return PoolCost(by_run, idle, unpriced, slices, an_hour, idle_an_hour)
+
+
+def cost_lines(cost: PoolCost) -> list[str]:
+    """The cost in words: a line a run, the dearest first, what nobody used, and what has no price."""
+    rows = [*sorted(cost.by_run.items(), key=lambda row: -row[1]), ("idle", cost.idle)]
+    column = dollar_column([dollars for _, dollars in rows])
+    lines = [f"{name:40} {paid:>12}" for (name, _), paid in zip(rows, column, strict=True)]
+    lines.append(f"{'all':40} {in_dollars(cost.dollars):>12}")
+    lines += [f"{seconds / 3600:.1f} h of {kind}: price not set" for kind, seconds in cost.unpriced.items()]
+    now = f"now: {cost.slices} slice(s), {in_dollars(cost.an_hour)} an hour"
+    return [*lines, f"{now}, {in_dollars(cost.idle_an_hour)} of it for chips that no run has"]
 
 
 def _chip_seconds(lease: Lease, now: float) -> dict[str, float]:
