@@ -93,14 +93,30 @@ def test_V1_slices_that_die_at_once_are_churn_though_each_was_ready():
     health, now = PlaceHealth(), 0.0
     for round in range(1, 5):
         health = noted(health, "success", now, now + 10)
-        health = noted(health, "early death", now + 10, now + 100)
+        health = noted(health, "early death", now, now + 100)
         now += 200
         assert bad_in_a_row(health.outcomes) == round
     found = verdict(health, now - 99)
-    assert found == Slowed(7.0, "4 bad outcome(s) in a row, lastly a slice lost 90 s after it was ready")
+    assert found == Slowed(7.0, "4 bad outcome(s) in a row, lastly a slice lost 100 s after it was asked for")
     # One that lasts ends it, though an older one dies later.
     health = noted(health, "success", now, now + 10)
     assert verdict(health, now + 10) == Fine()
+
+
+@pytest.mark.parametrize(("lived_s", "pause"), [(230.0, 460.0), (200.0, 400.0), (3.0, 6.0), (0.0, 0.0)])
+def test_V1_a_pause_for_churn_is_no_longer_than_twice_what_the_slice_took(lived_s: float, pause: float):
+    health, now = PlaceHealth(), 0.0
+    for _ in range(15):
+        health = noted(health, "early death", now, now + lived_s)
+        now += lived_s + 0.001
+    last = health.outcomes[-1].at
+    found = verdict(health, last)
+    waits = found.until - last if isinstance(found, Paused) else getattr(found, "wait_s", 0.0)
+    assert waits == pytest.approx(pause)
+    # A stockout after it has cost nothing, and is answered as ever.
+    after = verdict(noted(health, "stockout", now, now), now)
+    assert isinstance(after, Paused)
+    assert after.until - now == pytest.approx(LONGEST_PAUSE_S)
 
 
 def test_outcomes_are_forgotten_after_the_window():
@@ -133,7 +149,7 @@ def test_a_clock_that_is_behind_is_not_held_longer_than_a_pause():
 outcomes = st.lists(
     st.tuples(
         st.sampled_from(["stockout", "early death", "success"]),
-        st.floats(0, 5000),  # how long ago it was asked
+        st.floats(1, 5000),  # how long ago it was asked
         st.floats(0, 300),  # how long after the one before it was noted
         st.booleans(),  # whether somebody asks then
     ),

@@ -117,8 +117,8 @@ def candidate_of(events: Sequence[RunEvent], name: str) -> Candidate:
     raise KeyError(f"no slice {name} was asked for")
 
 
-def ready_of_early_death(events: Sequence[RunEvent], name: str) -> float | None:
-    """When a slice had become ready that was preempted soon after and has served for nothing; else None.
+def early_death(events: Sequence[RunEvent], name: str) -> float | None:
+    """When a slice was asked for that was preempted soon after it was ready and has served for nothing; else None.
 
     One in whose time the run got on to a new checkpoint was worth having, however short its life was.
     """
@@ -127,7 +127,11 @@ def ready_of_early_death(events: Sequence[RunEvent], name: str) -> float | None:
     if ready is None or not ended or any(e.detail["last_commit"] is not None for e in ended):
         return None
     early = ended[-1].detail["verdict"] == "preempted" and ended[-1].time - ready <= EARLY_DEATH_S
-    return ready if early else None
+    return (
+        next(e.time for e in events if e.kind == "slice-intended" and e.detail["slice"] == name)
+        if early
+        else None
+    )
 
 
 def in_repair(events: Sequence[RunEvent], name: str) -> bool:

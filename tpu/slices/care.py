@@ -268,7 +268,7 @@ class Care:
             now = self._clock.time()
             ready = now if one.ready_at is None else one.ready_at
             if now - ready <= EARLY_DEATH_S:
-                await self._memory.note(candidate, "early death", ready)
+                await self._memory.note(candidate, "early death", one.lease.created)
 
     async def _delete(self, one: Cared) -> None:
         """Ask for the deletion of what there is. Of what is not there this is the confirmation."""

@@ -46,7 +46,7 @@ class ProjectMemory:
         return zone_health.verdict((await self._health.read()).of(candidate), self._clock.time())
 
     async def note(self, candidate: Candidate, kind: Kind, asked: float) -> None:
-        """Remember an outcome; `asked` is when it was asked for or, of an early death, ready, since the epoch."""
+        """Remember what became of a slice; `asked` is when it was asked for, in seconds since the epoch."""
         now = self._clock.time()
 
         def step(health: ZoneHealth) -> tuple[ZoneHealth, None]:

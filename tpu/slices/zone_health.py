@@ -37,10 +37,7 @@ Place = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a wish: it was asked for at `asked` and answered at `at`, seconds since the epoch.
-
-    Of an early death `asked` is when the slice had become ready.
-    """
+    """What became of a slice that was asked for at `asked`, at `at`, seconds since the epoch."""
 
     kind: Kind
     at: float
@@ -96,7 +93,7 @@ def place_of(candidate: Candidate) -> Place:
 
 
 def noted(health: PlaceHealth, kind: Kind, asked: float, now: float) -> PlaceHealth:
-    """The health after an outcome. A death within EARLY_DEATH_S of `asked` takes back the success before it.
+    """The health after an outcome of what was asked for at `asked`. An early death takes back its own success.
 
     A bad answer to what was asked before the last bad answer adds nothing: a hundred slices that were asked for
     at once and refused at once are one stockout.
@@ -122,7 +119,7 @@ def verdict(health: PlaceHealth, now: float) -> Verdict:
     last = _last_bad(outcomes)
     if bad == 0 or last is None:
         return Fine()
-    pause = pause_s(bad)
+    pause = min(pause_s(bad), _cycle_s(outcomes))
     until = last + pause
     if health.tried is not None and health.tried > last:
         # Somebody's try is under way: its answer is waited for, if it does not take too long.
@@ -165,6 +162,16 @@ def bad_in_a_row(outcomes: tuple[Outcome, ...] | list[Outcome]) -> int:
     return count
 
 
+def _cycle_s(outcomes: list[Outcome]) -> float:
+    """The longest pause that the last bad outcome is worth.
+
+    Refusals cost nothing but calls, so they say nothing. But a slice that lived for a little had been waited for: to
+    pause longer than twice its whole time, from being asked for to its death, loses more than another try.
+    """
+    last = next(one for one in reversed(outcomes) if one.kind != "success")
+    return 2.0 * max(0.0, last.at - last.asked) if last.kind == "early death" else LONGEST_PAUSE_S
+
+
 def summary(health: PlaceHealth, now: float) -> str:
     """What is remembered of the window, in a few words."""
     kinds = [one.kind for one in health.outcomes if now - one.at < WINDOW_S]
@@ -176,12 +183,12 @@ def _last_bad(outcomes: list[Outcome]) -> float | None:
     return next((one.at for one in reversed(outcomes) if one.kind != "success"), None)
 
 
-def _without_success(outcomes: list[Outcome], ready: float) -> list[Outcome]:
-    """Take back one success of about that moment: another process may have noted it a little later."""
-    near = [i for i, one in enumerate(outcomes) if one.kind == "success" and abs(one.at - ready) <= 60.0]
+def _without_success(outcomes: list[Outcome], asked: float) -> list[Outcome]:
+    """Take back the success of what was asked for then, by whoever noted the moment."""
+    near = [i for i, one in enumerate(outcomes) if one.kind == "success" and abs(one.asked - asked) <= 60.0]
     if not near:
         return outcomes
-    taken = min(near, key=lambda i: abs(outcomes[i].at - ready))
+    taken = min(near, key=lambda i: abs(outcomes[i].asked - asked))
     return outcomes[:taken] + outcomes[taken + 1 :]
 
 
@@ -189,7 +196,7 @@ def _named(outcomes: list[Outcome]) -> str:
     last = next(one for one in reversed(outcomes) if one.kind != "success")
     if last.kind == "stockout":
         return "no capacity"
-    return f"a slice lost {last.at - last.asked:.0f} s after it was ready"
+    return f"a slice lost {last.at - last.asked:.0f} s after it was asked for"
 
 
 @dataclass(frozen=True)
