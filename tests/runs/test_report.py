@@ -97,6 +97,20 @@ def events(price=3.6):
     ]  # fmt: skip
 
 
+def test_a_failure_for_which_a_slice_is_to_blame_is_told_so():
+    history = [
+        attempt_ended(110.0, 1, "a", verdict="user failure", reason="w0: exit code 1", evidence=["w0: exit code 1"]),
+        attempt_ended(120.0, 2, "b", verdict="user failure", reason="w0: exit code 2", evidence=["w0: exit code 2"]),
+        at(121.0, "slice-blamed", slice="a", why="r failed on it, and got further on another slice"),
+    ]  # fmt: skip
+    made = make_report(record(), history, 0, None, {}, (), "user failure", 200.0, mixed=False)
+    lines = [line for line in to_markdown(made, {}).splitlines() if line.startswith("- attempt")]
+    assert [("not charged" in line, line[:14]) for line in lines] == [
+        (True, "- attempt 1 on"),
+        (False, "- attempt 2 on"),
+    ]
+
+
 def test_what_ended_before_it_had_a_gang_is_no_attempt():
     assert [one["attempt"] for one in attempts_of(events())] == [1, 2]
     assert attempts_of(events())[1]["resume"] == 20

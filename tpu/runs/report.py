@@ -82,8 +82,13 @@ def segment_rows(
 def attempts_of(events: Sequence[RunEvent]) -> tuple[Mapping[str, Any], ...]:
     """One mapping an attempt with a gang: how it started joined with how it ended."""
     started = {e.detail["attempt"]: e.detail for e in events if e.kind == "attempt-started"}
+    blamed = {e.detail["slice"] for e in events if e.kind == "slice-blamed"}
     return tuple(
-        {**started.get(e.detail["attempt"], {"resume": None}), **e.detail}
+        {
+            **started.get(e.detail["attempt"], {"resume": None}),
+            **e.detail,
+            "slice_to_blame": e.detail["verdict"] == "user failure" and e.detail["slice"] in blamed,
+        }
         for e in events
         if e.kind == "attempt-ended" and e.detail["attempt"] is not None
     )
@@ -275,6 +280,11 @@ def _evidence(report: Report) -> list[str]:
     for one in early[-MOST_EVIDENCE:]:
         lines.append(
             f"- attempt {one['attempt']} on {one['slice']}: **{one['verdict']}**, {_cell(one['reason'])}"
+            + (
+                "; not charged: the program got further elsewhere, so this slice is to blame"
+                if one["slice_to_blame"]
+                else ""
+            )
         )
         lines += [f"  - {_cell(line)}" for line in one["evidence"]]
     if len(early) > MOST_EVIDENCE:

@@ -20,7 +20,7 @@ from tpu.slices.zone_health import Closed, Fine, Paused, Slowed, ZoneHealth
 
 _SHOWN = (
     "slice-ready", "slice-leased", "slice-deleted", "slice-released", "provision-failed", "attempt-started",
-    "attempt-ended", "max-cost-reached", "no-slice",
+    "attempt-ended", "max-cost-reached", "no-slice", "slice-blamed", "slice-avoided", "repair-wait-started",
 )  # fmt: skip
 
 
@@ -139,6 +139,12 @@ def _event(event: RunEvent, commits: bool) -> str:
             told = f"slice {detail['slice']} is given back: {detail['why']}"
         case "max-cost-reached":
             told = f"max_cost of {in_dollars(detail['max_cost'])} is reached"
+        case "slice-blamed":
+            told = f"slice {detail['slice']} is to blame, and quarantined: {detail['why']}"
+        case "slice-avoided":
+            told = f"slice {detail['slice']} is left: {detail['why']}"
+        case "repair-wait-started":
+            told = f"slice {detail['slice']} is being repaired, and waited for"
         case "slice-deleted":
             told = f"slice {detail['slice']} is deleted: {detail['why']}"
         case _:
