@@ -205,6 +205,29 @@ async def test_V8_a_deletion_is_done_when_the_cloud_says_so_and_tried_again_by_t
     assert await project.state("s") is LeaseState.GONE
 
 
+async def test_V3_quota_that_our_own_dead_use_up_is_free_again_after_a_pass(project: Project):
+    project.emulator.set_quota(ZONE, "v4-8", 1)
+    await project.make("dead")
+    await project.lease("dead", "dead-run")
+    await asyncio.to_thread(project.emulator.preempt, "dead")
+    with pytest.raises(CloudError) as refused:
+        await project.make("next")
+    assert refused.value.kind is ErrorKind.QUOTA_EXHAUSTED
+    assert deleted(await project.reap()) == {"dead"}
+    await project.make("next")
+    await project.cloud.delete_queued_resource(ZONE, "next")
+
+
+async def test_plain_nodes_of_a_zone_without_queues_are_put_in_order(project: Project):
+    project.emulator.set_queues(ZONE, False)
+    labels = ownership_labels(POOL, "pytest", bucket=project.bucket)
+    node = NodeRequest("v4-8", "tpu-ubuntu2204-base", "spot", "0123", labels=labels)
+    await project.cloud.create_node(ZONE, "plain", node, 20.0)
+    await project.lease("plain", idle_s=60)
+    assert deleted(await project.reap()) == {"plain"}
+    assert project.there() == set()
+
+
 async def test_what_a_dead_run_had_costs_it_nothing_from_then_on(project: Project):
     await project.make("s")
     await project.lease("s", "dead")
