@@ -223,7 +223,9 @@ class RunDriver:
             try:
                 await unless_lost(self._start_gang(spec), self._slices.condition)
             except (HostUnreachable, SliceLost) as error:
-                with contextlib.suppress(SliceLost):  # hosts refuse what comes by an older lease: is ours lost?
+                with contextlib.suppress(
+                    SliceLost
+                ):  # hosts refuse what comes by an older lease: is ours lost?
                     await self._slices.hold_on()
                 watch.view.hosts[0].lost = str(error)
                 watch.view.cloud = await condition_after_trouble(self._slices.condition, self._clock)
@@ -419,10 +421,11 @@ class RunDriver:
             return
         spec, watch, task = self._spec, self._watch, self._attempt_task
         self._attempt_task = self._spec = None
-        if task.done():
+        # Cancelled is not ended: a worker that dies cancels everything in its flows, this task too, and the gang lives.
+        if task.done() and not task.cancelled():
             return
         self.report(f"ending attempt {spec.attempt}: {why}")
-        if self._concluding:  # it ends by itself, and why is about to be written down
+        if self._concluding and not task.done():  # it ends by itself, and why is about to be written down
             await task
             return
         task.cancel()
