@@ -86,26 +86,29 @@ async def test_G5_two_flows_want_the_only_slice_at_once_and_have_it_one_after_th
     assert (lease.state, lease.holders) == (LeaseState.READY, ())
 
 
-async def test_a_finished_runs_slice_is_taken_by_the_next_and_no_second_one_is_made(lab: Lab, pool: Pool):
+async def test_V12_the_next_run_takes_a_finished_runs_slice_and_one_that_a_person_deleted_is_noticed_once(
+    lab: Lab, pool: Pool
+):
     await pool.set(idle_minutes=5)
-    first, second = (lab.numpy_run(name, steps=10, every=10) for name in ("first", "second"))
-    for run in (first, second):
+    first, second, third = runs = [
+        lab.numpy_run(name, steps=10, every=10) for name in ("one", "two", "three")
+    ]
+    for run in runs[:2]:
         await lab.train(run)
-        lab.assert_as_undisturbed(run)
     assert kinds(lab, first, *GOT) == ["slice-intended", "slice-released"]
     assert kinds(lab, second, *GOT) == ["slice-leased", "slice-released"]
     (lease,) = await pool.leases()
     assert lab.ready_nodes() == [lease.slice]
-    assert [span.run for span in lease.spans] == ["first", None, "second"]
+    assert [span.run for span in lease.spans] == ["one", None, "two"]
 
-
-async def test_without_idle_minutes_a_run_deletes_its_slice_as_ever(lab: Lab, pool: Pool):
-    run = lab.numpy_run("alone", steps=10, every=10)
-    await lab.train(run)
-    assert kinds(lab, run, *GOT) == ["slice-intended", "slice-deleted"]
-    (lease,) = await pool.leases()
-    assert lease.state is LeaseState.GONE
-    lab.assert_nothing_left()
+    await pool.delete_by_hand(lease)
+    await lab.train(third)
+    assert kinds(lab, third, *GOT) == ["slice-leased", "slice-deleted", "slice-intended", "slice-released"]
+    states = [one.state for one in sorted(await pool.leases(), key=lambda lease: lease.created)]
+    assert states == [LeaseState.GONE, LeaseState.READY]
+    for run in runs:
+        lab.assert_as_undisturbed(run)
+        assert lab.verdicts(run.name) == ["finished"]
 
 
 async def test_G6_of_three_runs_on_the_chips_of_one_slice_one_is_killed_and_the_others_go_on(
@@ -171,12 +174,12 @@ async def test_a_run_of_higher_priority_evicts_at_the_next_commit_and_the_evicte
 async def test_O1_a_killed_flows_lease_expires_and_who_takes_it_ends_its_gang_first(
     lab: Lab, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(membership, "LeaseObserver", functools.partial(LeaseObserver, ttl_s=6.0))
+    monkeypatch.setattr(membership, "LeaseObserver", functools.partial(LeaseObserver, ttl_s=4.0))
     await pool.set(max_slices=1, idle_minutes=5)
-    dead = lab.numpy_run("dead", steps=120, every=30, step_s=0.2)
+    dead = lab.numpy_run("dead", steps=90, every=15, step_s=0.2)
     heir = lab.numpy_run("heir", steps=20, every=20)
     async with lab.flow_process(dead, tmp_path) as process:
-        await lab.until_step(dead.name, 30)
+        await lab.until_step(dead.name, 15)
         process.kill()
         await process.wait()
     assert gang_pids(lab, dead)  # it trains on, and nobody watches
@@ -210,20 +213,3 @@ async def test_V10_busy_chips_of_a_pooled_slice_are_found_before_they_cost_a_fai
     assert (unfit.slice, unfit.state) == (lease.slice, LeaseState.GONE)
     assert "held by pid" in unfit.why
     assert lab.ready_nodes() == [new.slice]
-
-
-async def test_V12_a_slice_of_the_pool_that_a_person_deleted_is_noticed_once(lab: Lab, pool: Pool):
-    await pool.set(idle_minutes=5)
-    first, second = (lab.numpy_run(name, steps=10, every=10) for name in ("earlier", "later"))
-    await lab.train(first)
-    (lease,) = await pool.leases()
-    await pool.delete_by_hand(lease)
-    await lab.train(second)
-    lab.assert_as_undisturbed(second)
-    assert kinds(lab, second, *GOT) == [
-        "slice-leased", "slice-deleted", "slice-intended", "slice-released",
-    ]  # fmt: skip
-    assert [one.state for one in sorted(await pool.leases(), key=lambda lease: lease.created)] == [
-        LeaseState.GONE,
-        LeaseState.READY,
-    ]

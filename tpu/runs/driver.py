@@ -279,6 +279,8 @@ class RunDriver:
         """End what is left of a gang, close its attempt, and write down why it ended."""
         assert self._slices.slice is not None
         self._concluding = True
+        if not view.finished:
+            view.evicted = view.evicted or await self._slices.lease_lost()
         last_step = self.record.config.steps if self.record.config.commits else None
         found = launch.evidence(view, last_step, stopped)
         give_up = self._clock.monotonic() + CLOUD_WORD_S

@@ -31,6 +31,7 @@ from tpu.runs.sync import Installed, sync_code
 from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import SliceLost, unless_lost
 from tpu.slices.condition import Condition, LifeView, slice_condition
+from tpu.slices.lease_book import LeaseContended
 from tpu.slices.life_limit import save_at
 from tpu.slices.monitor import Monitor, Watch
 from tpu.slices.project_memory import memory_of_bucket
@@ -113,12 +114,18 @@ class SliceHolder:
         """
         assert self.slice is not None
         name = self.slice.name
-        if name in self._member.held:
-            await self._member.renew(name)
-        if (held := self._member.held.get(name)) is None:
-            why = self.why_lost(name) or f"no lease of {name} is held"
-            raise SliceLost(LifeView(Condition.LOST, why, preempted=True))
+        if (why := await self.lease_lost()) is not None or (held := self._member.held.get(name)) is None:
+            reason = why or f"no lease of {name} is held"
+            raise SliceLost(LifeView(Condition.LOST, reason, preempted=True))
         return held.tenant
+
+    async def lease_lost(self) -> str | None:
+        """Renew the lease of the slice at hand, and say how it was lost if it was; None, too, if nobody answers."""
+        assert self.slice is not None
+        if self.slice.name in self._member.held:
+            with contextlib.suppress(StorageUnavailable, LeaseContended):
+                await self._member.renew(self.slice.name)
+        return self.why_lost(self.slice.name)
 
     async def leave(self) -> None:
         """Hold on to nothing any more: what is not given back expires."""
