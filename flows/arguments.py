@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.connection import Connection, ConnectionSettingsError
+from tpu.money import in_dollars
 from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
 from tpu.runs.plan import stop_steps
 from tpu.runs.record import (
@@ -193,12 +194,26 @@ def describe(run: RunConfig, connection: Connection | None = None) -> str:
         [
             f"run        {run.name}: {program}, {run.steps} steps",
             *_candidate_lines(run),
+            *_limit_lines(run),
             f"segments   {len(stops)}, ending at steps {shown}",
             f"code       {run.code}",
             *(f"refused    {problem}" for problem in _refused(run, connection)),
             "nothing was made, and nobody was asked what the zones offer and where the bucket is (dry run)",
         ]
     )
+
+
+def _limit_lines(run: RunConfig) -> list[str]:
+    """What the run may cost, and how soon that can be reached."""
+    if run.max_cost is None:
+        return []
+    dearest = max(run.slice.choices, key=lambda choice: choice.price_an_hour or 0.0)
+    limit = f"max_cost   {in_dollars(run.max_cost)}: the run saves and ends when it is spent"
+    if not dearest.price_an_hour:
+        return [limit]
+    return [
+        f"{limit}, after {run.max_cost / dearest.price_an_hour:.1f} h of a whole {dearest} at the soonest"
+    ]
 
 
 def _candidate_lines(run: RunConfig) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from flows.arguments import describe
 from tests.runs.histories import at, intended, leased
 from tpu.runs.config import RunConfigError, parse_run_config
 from tpu.runs.cost_limit import LONGEST_LOOK_S, SHORTEST_LOOK_S, look
@@ -58,3 +59,12 @@ def test_a_limit_is_above_zero_and_a_number(limit):
     values = {"name": "r", "command": "python own.py", "evaluate": "never", "max_cost": float(limit)}
     with pytest.raises(RunConfigError, match="max_cost"):
         parse_run_config(values | {"slice": {"price_an_hour": 1.0}})
+
+
+def test_a_dry_run_tells_how_soon_the_limit_can_be_reached():
+    ways = {"price_an_hour": 2.0, "candidates": [{}, {"provisioning": "on-demand", "price_an_hour": 10.0}]}
+    values = {"name": "r", "command": "python own.py", "evaluate": "never", "slice": ways, "max_cost": 25}
+    assert (
+        "max_cost   $25.00: the run saves and ends when it is spent, after 2.5 h of a whole on-demand v4-8"
+        in (describe(parse_run_config(values)))
+    )
