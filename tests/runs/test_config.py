@@ -134,7 +134,7 @@ def test_a_candidate_takes_what_it_leaves_out_from_the_slice():
                     {"zone": "us-east1-d"},
                     {"provisioning": "on-demand"},
                     {"provisioning": "on-demand", "price_an_hour": 20},
-                    {"zone": "us-east5-a"},
+                    {"zone": "us-east5-a", "price_an_hour": 9},  # the first again, at another price
                 ],
             }
         }

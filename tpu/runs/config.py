@@ -137,7 +137,11 @@ class Slice(_Part):
     @property
     def choices(self) -> tuple[Candidate, ...]:
         """All ways to get the slice, in order, each once."""
-        return tuple(dict.fromkeys(self._choice(wanted) for wanted in self.candidates or [SliceCandidate()]))
+        found: dict[str, Candidate] = {}
+        for wanted in self.candidates or [SliceCandidate()]:
+            choice = self._choice(wanted)
+            found.setdefault(str(choice), choice)
+        return tuple(found.values())
 
     def _choice(self, wanted: SliceCandidate) -> Candidate:
         kind = wanted.accelerator_type or self.accelerator_type
