@@ -190,6 +190,15 @@ def test_columns_of_dollars_add_up_to_what_is_shown_as_their_sum():
     assert shown(text, "What it cost", 4) == total
 
 
+def test_traffic_between_regions_is_a_line_of_the_cost():
+    moved = at(165.0, "egress", what="checkpoints between the bucket and us-east5", dollars=0.25)
+    report = make_report(record(), [*events(), moved], 40, None, {}, (), None, 200.0, mixed=False)
+    text = to_markdown(report, {})
+    assert "| egress: checkpoints between the bucket and us-east5 | | | | $0.2500 |" in text
+    assert "| **all** | | | | **$0.4300** |" in text
+    assert "| cost | $0.4300 |" in text
+
+
 def test_a_fork_and_an_extension_name_where_they_come_from():
     parent = {"run": "older", "step": 20, "hash": "ef" * 32}
     text = to_markdown(report_of(record(parent=parent, extensions=((30, 40),))), {})
