@@ -133,7 +133,7 @@ def test_a_candidate_takes_what_it_leaves_out_from_the_slice():
                     {},
                     {"zone": "us-east1-d"},
                     {"provisioning": "on-demand"},
-                    {"provisioning": "on-demand", "price_an_hour": 20},
+                    {"zone": "us-east5-b", "provisioning": "on-demand", "price_an_hour": 20},
                     {"zone": "us-east5-a", "price_an_hour": 9},  # the first again, at another price
                 ],
             }
@@ -143,7 +143,7 @@ def test_a_candidate_takes_what_it_leaves_out_from_the_slice():
         Candidate("us-east5-a", "v6e-8", "spot", 8.0),
         Candidate("us-east1-d", "v6e-8", "spot", 8.0),
         Candidate("us-east5-a", "v6e-8", "on-demand", None),  # the spot price says nothing of it
-        Candidate("us-east5-a", "v6e-8", "on-demand", 20.0),
+        Candidate("us-east5-b", "v6e-8", "on-demand", 20.0),
     )
     assert slice.types == ("v6e-8",)
 
