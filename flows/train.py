@@ -19,22 +19,31 @@ from tasks.progress import Progress
 from tasks.report import publish_report
 from tasks.secrets import load_secrets
 from tasks.segment import train_segment
-from tpu.runs.config import RunConfig
+from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.controller import ControllerLost, this_process
 from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import open_run
+from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
 
 
 @flow(name="train", flow_run_name="{run.name}")
-async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any] | State[Any]:
+async def train(
+    run: RunConfig,
+    take_over: bool = False,
+    changes: dict[str, Any] | None = None,
+    fresh_name: bool = False,
+) -> dict[str, Any] | State[Any]:
     """Train one run on preemptible TPU slices.
 
     Args:
         run: what to train, how far, on which slice.
         take_over: take the run from a driver that is still alive.
+        changes: fields to change in `run`, such as {"training.seed": 3, "slice.zone": "us-east5-a"}.
+        fresh_name: add this flow run's id to the run's name, so that every start is a run of its own. Without it a
+            second start of the same name goes on with the first one's run.
 
     Returns:
         The report's figures: verdict, parameters' hash, goodput, cost, evaluation. A run that somebody stopped ends in
@@ -42,6 +51,10 @@ async def train(run: RunConfig, take_over: bool = False) -> dict[str, Any] | Sta
     """
     log_plainly()
     log = get_run_logger()
+    if changes or fresh_name:
+        run = parse_run_config(
+            start_values(run.model_dump(mode="json"), changes or {}, fresh_name, str(flow_run.id))
+        )
     with cancelled_by_sigterm():
         return await train_to_the_end(run, take_over, log)
 

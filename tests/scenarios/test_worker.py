@@ -1,4 +1,4 @@
-"""O3: the worker that runs flows restarts. Its flow run and its slice are taken up; nothing is trained twice."""
+"""Runs that are started as deployments and carried by the worker: ends, cancellations, and a worker that dies."""
 
 from __future__ import annotations
 
@@ -7,92 +7,158 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from uuid import UUID
 
-from prefect import Flow
+import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.states import AwaitingRetry
+from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
+from prefect.states import Cancelling
 
 from flows.train import train
 from tests.scenarios.conftest import Lab
+from tests.scenarios.prefect_record import artifacts, log_with
 from tpu.runs.config import RunConfig
+from tpu.worker.processes import flow_processes
+from tpu.worker.where import worker_folder
+from tpu.worker.worker import CloudTpuWorker
 
-POOL = "workers-of-a-test"
+END_S, CANCEL_S = 90.0, 30.0
 
 
-@contextlib.asynccontextmanager
-async def worker(lab: Lab, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A plain Prefect worker in a session of its own; killed at the end of the block."""
-    with (folder / "worker.log").open("ab") as log:
-        process = await asyncio.create_subprocess_exec(
-            str(Path(sys.executable).parent / "prefect"),
-            "worker", "start", "--pool", POOL, "--type", "process", "--name", "one", "--limit", "2",
-            env=os.environ | lab.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"},
-            stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+class Worker:
+    """`prefect worker start` for a pool of its own, and runs through it."""
+
+    def __init__(self, lab: Lab, pool: str, folder: Path, program_folder: Path) -> None:
+        self.lab, self.pool, self.log = lab, pool, folder / "worker.log"
+        self.program_folder = program_folder
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "prefect", "worker", "start", "--pool", self.pool,
+                env=os.environ | self.lab.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"},
+                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+
+    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+        await self.process.wait()
+
+    async def deploy(self) -> None:
+        async with get_client() as client:
+            await client.create_work_pool(
+                WorkPoolCreate(
+                    name=self.pool, type="cloud-tpu",
+                    base_job_template=CloudTpuWorker.get_default_base_job_template(),
+                )
+            )  # fmt: skip
+            await client.create_deployment(
+                await client.create_flow(train), self.pool, work_pool_name=self.pool,
+                entrypoint="flows.train.train",
+                pull_steps=[
+                    {"prefect.deployments.steps.set_working_directory": {"directory": str(self.program_folder)}}
+                ],
+            )  # fmt: skip
+
+    async def submit(self, run: RunConfig) -> UUID:
+        started = await run_deployment(
+            f"train/{self.pool}", parameters={"run": run.model_dump(mode="json", exclude_unset=True)}, timeout=0
         )  # fmt: skip
+        return started.id
+
+    async def ended(self, flow_run_id: UUID, within_s: float = END_S) -> FlowRun:
+        """The flow run once its state is final and nothing of it is left on this machine."""
+        folder = worker_folder(self.pool) / str(flow_run_id)
+        began = time.monotonic()
+        async with get_client() as client:
+            while time.monotonic() - began < within_s:
+                now = await client.read_flow_run(flow_run_id)
+                over = now.state is not None and now.state.is_final()
+                if over and not folder.exists() and str(flow_run_id) not in flow_processes():
+                    return now
+                await asyncio.sleep(0.2)
+        raise AssertionError(f"{now.state} after {within_s:.0f} s; the worker says:\n{self.log.read_text()}")
+
+
+@pytest.fixture
+async def worker(
+    lab: Lab, tmp_path: Path, program_folder: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Worker]:
+    """A worker on a pool of its own; whatever it started is gone after the test."""
+    made = Worker(lab, f"tpu-{os.getpid()}-{abs(hash(request.node.name)) % 10**6}", tmp_path, program_folder)
+    await made.deploy()
+    await made.start()
     try:
-        yield process
+        yield made
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await made.stop()
+        print(made.log.read_text())
 
 
-async def submitted(run: RunConfig, folder: Path) -> FlowRun:
-    """A flow run for the worker, as a deployment makes it."""
-    flow: Flow[..., Any] = train
+async def test_a_deployment_runs_to_completed_with_a_report(worker: Worker, lab: Lab):
+    run = lab.numpy_run("deployed", steps=20, every=10)
+    done = await worker.ended(await worker.submit(run))
+    assert done.state is not None
+    assert done.state.is_completed(), done.state
+    assert (done.name, done.parameters["run"]["slice"]["zone"]) == (run.name, "us-central2-b")
+    assert f"report-{run.name}" in {artifact.key for artifact in await artifacts()}
+    lab.assert_as_undisturbed(run)
+    assert "Finished in state Completed" in worker.log.read_text()
+
+
+@pytest.mark.parametrize("phase", ["provisioning", "training"])
+async def test_O4_cancelled_in_the_ui_nothing_is_left(worker: Worker, lab: Lab, phase: str):
+    run = lab.numpy_run("unwanted", steps=400, every=20, step_s=0.1)
+    if phase == "provisioning":
+        lab.emulator.set_delay(600)
+    flow_run = await worker.submit(run)
+    if phase == "provisioning":
+        await lab.until(lab.emulator.nodes, "a node in creation")
+    else:
+        await lab.until_step(run.name, 20)
+    await cancel(flow_run)
+    done = await worker.ended(flow_run, CANCEL_S)
+    assert done.state is not None
+    assert done.state.is_cancelled(), done.state
+    lab.assert_nothing_left()
+
+
+async def cancel(flow_run: UUID) -> None:
+    """As the UI does."""
     async with get_client() as client:
-        await client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
-        flow_id = await client.create_flow(flow)
-        deployment = await client.create_deployment(
-            flow_id, f"train-{run.name}", entrypoint="flows.train.train", work_pool_name=POOL,
-            pull_steps=[{"prefect.deployments.steps.set_working_directory": {"directory": str(folder)}}],
-        )  # fmt: skip
-        return await client.create_flow_run_from_deployment(
-            deployment, parameters={"run": run.model_dump(mode="json")}
-        )
+        await client.set_flow_run_state(flow_run, Cancelling())
 
 
-def processes_of(flow_run: FlowRun) -> list[int]:
-    """Processes on this machine that execute a flow run."""
-    found, mark = [], f"PREFECT__FLOW_RUN_ID={flow_run.id}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            found += [int(process.name)] if mark in (process / "environ").read_bytes() else []
-    return found
-
-
-async def test_O3_a_worker_restarts_and_its_flow_run_and_slice_are_taken_up(
-    lab: Lab, tmp_path: Path, program_folder: Path
-):
-    run = lab.numpy_run("worked", steps=40, every=10, step_s=0.5)
-    flow_run = await submitted(run, program_folder)
-    async with worker(lab, tmp_path) as first:
-        await lab.until_step(run.name, 10)
-        # The worker's machine goes down: nobody is left to say that the flow run has ended.
-        executing = processes_of(flow_run)
-        assert executing
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in (first.pid, *executing):
-                os.kill(pid, number)
-        await first.wait()
-    await lab.until(lambda: not processes_of(flow_run), "the end of its processes")
-    # The gang is nobody's child.
+async def test_O3_a_restarted_worker_takes_its_flow_runs_up(worker: Worker, lab: Lab):
+    run = lab.numpy_run("bereft", steps=200, every=20, step_s=0.1)
+    flow_run = await worker.submit(run)
     await lab.until_step(run.name, 20)
-    async with get_client() as client:
-        # As an automation does when no heartbeat comes any more.
-        await client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
-    async with worker(lab, tmp_path):
-        await lab.until(lambda: lab.verdicts(run.name), "the end of the run")
-        await lab.until(lambda: not processes_of(flow_run), "the end of its processes")
-    async with get_client() as client:
-        after = await client.read_flow_run(flow_run.id)
-    assert after.state is not None
-    assert (after.state.type, after.run_count) == (StateType.COMPLETED, 2)
+    await worker.stop()
+    await worker.start()
+    await log_with(run.name, "which was restarted")
+    done = await worker.ended(flow_run)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state
     assert lab.verdicts(run.name) == ["finished"]
-    assert len(lab.events(run.name, "attempt-started")) == len(lab.events(run.name, "slice-intended")) == 1
+    lab.assert_as_undisturbed(run)
+
+
+async def test_O1_all_processes_killed_the_run_goes_on_with_its_gang(worker: Worker, lab: Lab):
+    run = lab.numpy_run("all-killed", steps=200, every=20, step_s=0.1)
+    flow_run = await worker.submit(run)
+    await lab.until_step(run.name, 20)
+    lab.kill(list(flow_processes()[str(flow_run)]))
+    done = await worker.ended(flow_run)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state
+    assert done.run_count == 2
+    assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)

@@ -35,8 +35,12 @@ class NoListener:
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
 
 
-async def stop_run(connection: Connection, run_dir: str, report: Callable[[str], None]) -> None:
+async def stop_run(
+    connection: Connection, run_dir: str, report: Callable[[str], None], flow_run: str = "stop"
+) -> None:
     """Return when the run has no gang and no slice; its newest checkpoint is as near as the notice allowed.
+
+    Whoever does it for a flow run says so by its id: should it be interrupted, the run is still that flow run's.
 
     Raises:
         NotStopped: its driver lives and did not stop in STOP_S.
@@ -50,7 +54,7 @@ async def stop_run(connection: Connection, run_dir: str, report: Callable[[str],
     )
     left = fence.open or bool(undeleted(events))
     if left:
-        owner = this_process("stop")
+        owner = this_process(flow_run)
         async with open_to_end(
             run_dir, owner, report=report, listener=NoListener(), connection=connection
         ) as driver:

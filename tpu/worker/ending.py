@@ -1,0 +1,43 @@
+"""`python -m tpu.worker.ending RUN FLOW_RUN_ID`: leave nothing of a run whose flow run has ended.
+
+A process of its own, since a flow run may have another project, bucket and credentials than its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from tpu.connection import Connection
+from tpu.runs.controller import RunIsDriven, observe
+from tpu.runs.record import RunNotFound, run_directory
+from tpu.runs.stopping import stop_run
+
+
+async def end_run_of(connection: Connection, run: str, flow_run_id: str) -> str:
+    """Return, with a sentence, when the cloud says that no slice is left which this flow run had made or taken.
+
+    A run that another flow run has taken over since is that one's: nothing is touched.
+
+    Raises:
+        tpu.runs.stopping.NotStopped: a driver of the flow run lives and does not stop.
+        tpu.cloud.CloudError: the cloud refuses; to be tried again.
+    """
+    run_dir = run_directory(connection.bucket, run)
+    seen = await asyncio.to_thread(observe, run_dir)
+    if seen is None:
+        return f"{run} was never begun"
+    if seen[0].owner.flow_run != flow_run_id:
+        return f"{run} is another flow run's now"
+    told: list[str] = []
+    try:
+        await stop_run(connection, run_dir, told.append, flow_run_id)
+    except RunNotFound:
+        return f"{run} is gone"
+    except RunIsDriven as taken:
+        return str(taken)
+    return told[-1]
+
+
+if __name__ == "__main__":
+    print(asyncio.run(end_run_of(Connection.from_environment(), sys.argv[1], sys.argv[2])))

@@ -1,0 +1,60 @@
+"""The states of all flow runs that a worker watches over, by one request every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import State
+
+READ_S, PAGE = 2.0, 200
+
+
+class FlowStates:
+    """The newest known state of each flow run; a server that is away or too busy leaves what was known."""
+
+    def __init__(self, client: PrefectClient, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+        self._client = client
+        self._log = log
+        self._known: dict[UUID, State | None] = {}
+
+    @contextlib.contextmanager
+    def watching(self, flow_run_id: UUID) -> Iterator[None]:
+        self._known[flow_run_id] = None
+        try:
+            yield
+        finally:
+            self._known.pop(flow_run_id, None)
+
+    def of(self, flow_run_id: UUID) -> State | None:
+        """The state that was read last; None before the first time, and for one that the server does not know."""
+        return self._known.get(flow_run_id)
+
+    async def keep_reading(self) -> None:
+        trouble = False
+        while True:
+            try:
+                await self._read()
+                trouble = False
+            except Exception as error:
+                if not trouble:
+                    self._log.warning("the Prefect server does not tell the states of flow runs: %s", error)
+                trouble = True
+            await asyncio.sleep(READ_S)
+
+    async def _read(self) -> None:
+        wanted = list(self._known)
+        for start in range(0, len(wanted), PAGE):
+            ids = wanted[start : start + PAGE]
+            runs = await self._client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=ids)), limit=PAGE
+            )
+            for run in runs:
+                if run.id in self._known:
+                    self._known[run.id] = run.state

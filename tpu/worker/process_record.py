@@ -1,0 +1,67 @@
+"""Which worker watches over which flow run of this machine: a file each, so that a restarted worker finds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tpu.runs.controller import process_start
+
+
+@dataclass(frozen=True)
+class FlowRecord:
+    """One flow run. `pid` and `started` are those of the worker that watches over it, `run` is what it trains."""
+
+    flow_run_id: str
+    run: str | None
+    pid: int
+    started: str
+
+    @classmethod
+    def of_this_worker(cls, flow_run_id: str, run: str | None) -> FlowRecord:
+        return cls(flow_run_id, run, os.getpid(), process_start(os.getpid()))
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the worker that wrote it is dead."""
+        return process_start(self.pid) != self.started
+
+
+class FlowFolder:
+    """Files of one flow run under the worker's folder."""
+
+    def __init__(self, pool_folder: Path, flow_run_id: str) -> None:
+        self.path = pool_folder / flow_run_id
+        self.output = self.path / "output.log"
+
+    def write(self, record: FlowRecord) -> None:
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = self.path / "record.part"
+        part.write_text(json.dumps(asdict(record)))
+        part.replace(self.path / "record.json")
+
+    def secret_file(self, name: str, content: str) -> Path:
+        """A file that its owner alone can read."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self.path / name
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(content)
+        return path
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def orphaned_records(pool_folder: Path) -> Iterator[FlowRecord]:
+    """Flow runs whose worker is dead."""
+    for path in sorted(pool_folder.glob("*/record.json")):
+        try:
+            record = FlowRecord(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue  # being written or removed
+        if record.orphaned:
+            yield record

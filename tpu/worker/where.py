@@ -1,0 +1,13 @@
+"""Where a worker keeps what a restarted one needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def worker_folder(pool: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder of a work pool's worker on this machine: TPU_RELAY_HOME/workers/POOL."""
+    home = environment.get("TPU_RELAY_HOME")
+    return (Path(home) if home else Path.home() / ".tpu-relay") / "workers" / pool

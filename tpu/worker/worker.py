@@ -1,0 +1,265 @@
+"""The worker type `cloud-tpu`: `prefect worker start --pool tpu`.
+
+A flow runs on the worker's own machine, as processes in a session of their own: slices are driven from there, so no
+preemption and no restart of the worker touches it. The worker watches over the state of the flow run and over its
+processes, and whichever ends first, it sees to it that the other does too and that no slice is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+import anyio.abc
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
+from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed
+from prefect.workers.base import BaseWorker, BaseWorkerResult
+
+from tpu.runs.config import RunConfigError
+from tpu.worker.fate import Seen, act, end, unwanted
+from tpu.worker.flow_states import FlowStates
+from tpu.worker.output import Output
+from tpu.worker.parameters import run_name, run_parameters
+from tpu.worker.process_record import FlowFolder, FlowRecord, orphaned_records
+from tpu.worker.processes import MARK, end_processes, flow_processes
+from tpu.worker.template import CloudTpuConfiguration, CloudTpuVariables
+from tpu.worker.where import worker_folder
+
+LOOK_S = 1.0
+# Tries to leave nothing of a run, and the longest pause between two; then it is the reaper's.
+TRIES, LONGEST_PAUSE_S = 20, 120.0
+# So often the client asks a server that is away or answers 429 or 503, at growing intervals: some eight minutes.
+SERVER_TRIES = "8"
+
+
+class CloudTpuResult(BaseWorkerResult):
+    """How a flow run's processes ended."""
+
+
+class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
+    """Runs flows that train on Cloud TPU slices."""
+
+    type = "cloud-tpu"
+    job_configuration = CloudTpuConfiguration
+    job_configuration_variables = CloudTpuVariables
+    _display_name = "Cloud TPU"
+    _description = (
+        "Train on preemptible Cloud TPU slices: flows run beside the worker and drive them from there."
+    )
+
+    async def setup(self) -> None:
+        await super().setup()
+        self._folder = worker_folder(self._work_pool_name)
+        self._states = FlowStates(self.client, self._logger)
+        assert self._runs_task_group is not None
+        self._runs_task_group.start_soon(self._states.keep_reading)
+        for record in orphaned_records(self._folder):
+            self._runs_task_group.start_soon(self._take_up, record)
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: CloudTpuConfiguration,
+        task_status: anyio.abc.TaskStatus[Any] | None = None,
+    ) -> CloudTpuResult:
+        """Start the flow and return when its processes are gone and nothing of its run is left."""
+        started = (task_status or anyio.TASK_STATUS_IGNORED).started
+        try:
+            parameters = run_parameters(flow_run.parameters, configuration.defaults, str(flow_run.id))
+        except RunConfigError as error:
+            self.get_flow_run_logger(flow_run).error("the run cannot be: %s", error)
+            await self.client.set_flow_run_state(flow_run.id, Failed(message=str(error)), force=True)
+            started("refused")
+            return CloudTpuResult(identifier="refused", status_code=0)
+        if parameters != flow_run.parameters:
+            await self.client.update_flow_run(flow_run.id, parameters=parameters)
+            flow_run.parameters = parameters
+        record = FlowRecord.of_this_worker(str(flow_run.id), run_name(parameters))
+        folder = FlowFolder(self._folder, record.flow_run_id)
+        folder.write(record)  # first: whatever is started is found again
+        process = await asyncio.to_thread(_start, folder, _environment(folder, configuration, flow_run))
+        started(f"{os.uname().nodename}:{process.pid}")
+        return await self._see_to_the_end(flow_run, record, configuration, process)
+
+    async def _take_up(self, record: FlowRecord) -> None:
+        """Watch over a flow run that a dead worker of this machine has started."""
+        FlowFolder(self._folder, record.flow_run_id).write(
+            FlowRecord.of_this_worker(record.flow_run_id, record.run)
+        )
+        while True:
+            try:
+                flow_run = await self.client.read_flow_run(cast(Any, record.flow_run_id))
+                configuration = await self.job_configuration.resolve_for_flow_run(
+                    flow_run, client=self.client, work_pool=self.work_pool, worker_name=self.name,
+                    worker_id=self.backend_id,
+                )  # fmt: skip
+                break
+            except ObjectNotFound:
+                self._logger.warning("flow run %s was deleted; what it started is ended", record.flow_run_id)
+                await asyncio.to_thread(end_processes, record.flow_run_id, signal.SIGKILL)
+                await self._leave_nothing(
+                    FlowFolder(self._folder, record.flow_run_id), record, dict(os.environ), self._logger
+                )
+                return
+            except Exception as error:
+                self._logger.warning("flow run %s cannot be taken up yet: %s", record.flow_run_id, error)
+                await asyncio.sleep(LONGEST_PAUSE_S / 8)
+        self.get_flow_run_logger(flow_run).info("taken up by worker %r, which was restarted", self.name)
+        if self._limiter is not None:
+            with contextlib.suppress(anyio.WouldBlock, RuntimeError):
+                self._limiter.acquire_on_behalf_of_nowait(flow_run.id)
+        try:
+            await self._see_to_the_end(flow_run, record, configuration, None)
+        except Exception:
+            self._logger.exception("flow run %s is lost from sight", record.flow_run_id)
+        finally:
+            self._release_limit_slot(flow_run.id)
+
+    async def _see_to_the_end(
+        self,
+        flow_run: FlowRun,
+        record: FlowRecord,
+        configuration: CloudTpuConfiguration,
+        process: subprocess.Popen[bytes] | None,
+    ) -> CloudTpuResult:
+        folder = FlowFolder(self._folder, record.flow_run_id)
+        with self._states.watching(flow_run.id):
+            await self._watch(flow_run, Output(folder.output, from_start=process is not None), process)
+        code = await self._settle(flow_run, record, configuration, folder)
+        return CloudTpuResult(identifier=record.flow_run_id, status_code=code)
+
+    async def _watch(
+        self, flow_run: FlowRun, output: Output, process: subprocess.Popen[bytes] | None
+    ) -> None:
+        """Return when no process of the flow run lives; those that a cancellation does not end are killed."""
+        key, since = str(flow_run.id), None
+        log = self.get_flow_run_logger(flow_run)
+        while True:
+            if process is not None:
+                process.poll()  # or it stays a zombie
+            alive = key in await asyncio.to_thread(flow_processes)
+            output.copy()
+            if not unwanted(self._states.of(flow_run.id)):
+                since = None
+            elif since is None:
+                since = time.monotonic()
+            match act(Seen(alive, None if since is None else time.monotonic() - since)):
+                case "ended":
+                    output.copy()
+                    return
+                case "kill":
+                    log.warning("the flow did not end when it was cancelled: its processes are killed")
+                    await asyncio.to_thread(end_processes, key, signal.SIGKILL)
+            await asyncio.sleep(LOOK_S)
+
+    async def _settle(
+        self, flow_run: FlowRun, record: FlowRecord, configuration: CloudTpuConfiguration, folder: FlowFolder
+    ) -> int:
+        """Say the flow run's last state, and leave nothing of its run unless it goes on; the exit code for Prefect."""
+        log = self.get_flow_run_logger(flow_run)
+        environment = _environment(folder, configuration, flow_run)
+        now = await self._read(flow_run)
+        verdict = end(now and now.state, now.run_count if now else 0, configuration.restarts)
+        if verdict in ("again", "again later"):
+            folder.remove()
+            if verdict == "again":
+                log.warning(
+                    "the processes of the flow run were killed: it is started again and takes its gang up"
+                )
+                await self.client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+            return 0
+        await self._leave_nothing(folder, record, environment, log)
+        if verdict == "cancelled":
+            await self.client.set_flow_run_state(
+                flow_run.id, Cancelled(message="Cancelled; nothing of it is left."), force=True
+            )
+        elif verdict == "crashed":
+            await self.client.set_flow_run_state(
+                flow_run.id, Crashed(message="The processes of the flow run were killed."), force=True
+            )
+        return 0
+
+    async def _read(self, flow_run: FlowRun) -> FlowRun | None:
+        while True:
+            try:
+                return await self.client.read_flow_run(flow_run.id)
+            except ObjectNotFound:
+                return None
+            except Exception as error:
+                self._logger.warning("the state of flow run %s is not known yet: %s", flow_run.id, error)
+                await asyncio.sleep(LONGEST_PAUSE_S / 8)
+
+    async def _leave_nothing(
+        self,
+        folder: FlowFolder,
+        record: FlowRecord,
+        environment: Mapping[str, str],
+        log: logging.Logger | logging.LoggerAdapter[Any],
+    ) -> None:
+        """End the gang and delete or give back the slices of a run whose flow is gone, until that is confirmed."""
+        if record.run is None:
+            folder.remove()
+            return
+        for number in range(TRIES):
+            ending = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tpu.worker.ending", record.run, record.flow_run_id,
+                env=without_mark(environment), stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            said = (await ending.communicate())[0].decode(errors="replace").strip().splitlines() or [""]
+            if ending.returncode == 0:
+                log.info(said[-1])
+                folder.remove()
+                return
+            log.warning("not yet sure that nothing of %s is left: %s", record.run, said[-1])
+            await asyncio.sleep(min(5.0 * 2**number, LONGEST_PAUSE_S))
+        log.error("what is left of %s is left to the reaper: `relay reap`", record.run)
+        folder.remove()
+
+
+def _environment(
+    folder: FlowFolder, configuration: CloudTpuConfiguration, flow_run: FlowRun
+) -> dict[str, str]:
+    """The environment of a flow run's processes."""
+    environment = {
+        **os.environ,
+        "PREFECT_CLIENT_MAX_RETRIES": SERVER_TRIES,
+        **{name: value for name, value in configuration.env.items() if value is not None},
+        **configuration.connection_environment(),
+        MARK: str(flow_run.id),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if (credentials := configuration.credentials) is not None:
+        if (info := credentials.service_account_info) is not None:
+            file = folder.secret_file("credentials.json", json.dumps(info.get_secret_value()))
+            environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(file)
+        elif credentials.service_account_file is not None:
+            environment["GOOGLE_APPLICATION_CREDENTIALS"] = str(credentials.service_account_file)
+        if credentials.project and not configuration.project:
+            environment["TPU_RELAY_PROJECT"] = credentials.project
+    return environment
+
+
+def without_mark(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what would make a process one of the flow run's."""
+    return {name: value for name, value in environment.items() if name != MARK}
+
+
+def _start(folder: FlowFolder, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Prefect's own supervisor of one flow run, in a session of its own; it hears of a cancellation by itself."""
+    with folder.output.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "prefect", "flow-run", "execute"],
+            env=environment, cwd=folder.path, start_new_session=True, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
