@@ -115,7 +115,7 @@ async def test_a_silent_holder_is_dropped_only_by_who_has_watched_it(room: Room)
     assert "heir holds chips" in dead.lost["s"]
     assert dead.held == {}
     # It leaves alone what is another's now.
-    assert await dead.part_with("s", clean=False)
+    assert await dead.part_with("s", clean=False, why="its end")
     assert await room.lease("s") == lease
 
 
@@ -161,11 +161,11 @@ async def test_who_leaves_gives_back_or_deletes(room: Room, settings, clean, oth
     await room.with_slice("s", member)
     if others:
         await take(other)
-    assert await member.part_with("s", clean=clean) is given_back
+    assert await member.part_with("s", clean=clean, why="its end") is given_back
     lease = await room.lease("s")
     assert lease.open is (clean and given_back)
     if others and not clean:  # the last to leave deletes what is unfit
-        assert not await other.part_with("s", clean=True)
+        assert not await other.part_with("s", clean=True, why="its end")
     if not given_back:
         await member.gone("s", "deleted")
         assert (await room.lease("s")).state is LeaseState.GONE
@@ -178,7 +178,7 @@ async def test_a_run_that_waits_is_next_in_line_and_the_slice_is_not_deleted_und
     decision = await decide(waiting)
     assert isinstance(decision, Wait)
     assert (await room.lease("s")).claim == Claim("b", "uid-b", 0, (0, 1, 2, 3), since=1000.0)
-    assert await member.part_with("s", clean=True)
+    assert await member.part_with("s", clean=True, why="its end")
     assert (await take(waiting)).claim is None
 
 
@@ -225,7 +225,7 @@ async def test_claims_are_renewed_while_it_waits_and_given_back_when_it_has_some
     room.clock.now += 1
     name = next(iter(free.held))
     await room.settle(max_slices=2, idle_minutes=5)
-    assert await free.part_with(name, clean=True)
+    assert await free.part_with(name, clean=True, why="its end")
     assert (await take(high)).slice == name
     await decide(room.run("nobody", priority=-1))
     await high.leave()
@@ -240,7 +240,7 @@ async def test_a_slice_that_is_being_made_is_left_for_a_free_one_or_an_eviction_
     assert not await high.better_than_making((V4,))
     assert await high.better_than_making(())  # no zone serves, and somebody can be evicted
     await room.settle(max_slices=2, idle_minutes=5)
-    assert await low.part_with("s", clean=True)
+    assert await low.part_with("s", clean=True, why="its end")
     assert await high.better_than_making((V4,))
 
 

@@ -242,7 +242,7 @@ class Membership:
             await update(self._book, self._pool, name, lambda lease: leases.release(lease, uid, now))
         self._forget(name)
 
-    async def part_with(self, name: str, *, clean: bool) -> bool:
+    async def part_with(self, name: str, *, clean: bool, why: str) -> bool:
         """Give a slice back if it may go on without this run, and return True; False if it is to be deleted now.
 
         A clean slice goes on if others hold chips of it or want it, or if the pool keeps idle ones. One that is not is
@@ -257,7 +257,7 @@ class Membership:
             if lease.state is LeaseState.GONE or lease.holder(uid) is None:
                 return lease
             if not clean:
-                lease = leases.quarantine(lease, f"{self._wanted.run} found it unfit", now)
+                lease = leases.quarantine(lease, f"{self._wanted.run}: {why}", now)
             wanted = lease.claim is not None and lease.claim.uid != uid
             if lease.held_by_others(uid) or (lease.open and (stays or wanted)):
                 return leases.release(lease, uid, now)

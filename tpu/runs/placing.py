@@ -29,9 +29,10 @@ from tpu.slices.acquire import acquire
 from tpu.slices.candidate import Candidate
 from tpu.slices.condition import LifeView, slice_condition
 from tpu.slices.lease import Lease, LeaseRefused, LeaseState
-from tpu.slices.pool import Create, Part, Take
+from tpu.slices.lease_book import LeaseContended
+from tpu.slices.pool import Create, Part, Take, Wait
 from tpu.slices.project_memory import ProjectMemory
-from tpu.slices.provision import NotReady, ReadySlice, provision
+from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
 from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.slices.waiting import Waiting
 from tpu.slices.zone_health import Closed, Paused
@@ -102,8 +103,12 @@ class Placing:
     async def _place(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
         patience_s = self._record.config.slice.pool_hours * 3600
         end, pause = self._clock.monotonic() + patience_s, FIRST_LOOK_S
+        self._said = ""
         while True:
-            decision = await self._member.decide(await self._serving())
+            try:
+                decision = await self._member.decide(await self._serving())
+            except (StorageUnavailable, LeaseContended) as error:
+                decision = Wait(f"the bucket does not answer: {error}")
             match decision:
                 case Take():
                     if (ready := await self._move_in(decision.parts[0])) is not None:
@@ -131,8 +136,6 @@ class Placing:
     async def _serving(self) -> tuple[Candidate, ...]:
         """Candidates whose zones serve, as far as the project remembers."""
         candidates = tuple(self._record.config.slice.choices)
-        if not self._record.config.priority:
-            return candidates  # it evicts nobody: acquiring tells best why there is none
         try:
             verdicts = [await self._memory.verdict(candidate) for candidate in candidates]
         except (StorageUnavailable, SharedContended, MalformedShared):
@@ -216,7 +219,16 @@ class Placing:
             await self._member.quarantine(name, str(error))
             await self._give_up(name, str(error))
             return None
+        except (asyncio.CancelledError, NoLongerWanted):
+            await unbroken(self._leave_again(name))
+            raise
         return ready
+
+    async def _leave_again(self, name: str) -> None:
+        """Nothing of the run was started there: the slice is as it was."""
+        why = "no longer wanted"
+        if await self._member.part_with(name, clean=True, why=why):
+            await self._log.note("slice-released", slice=name, why=why)
 
     async def _find(self, lease: Lease) -> ReadySlice:
         """The slice of a lease, and the way to its hosts.

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
-from tpu.cloud import PREEMPTIBLE, CloudError, TpuCloud
+from tpu.cloud import CloudError, TpuCloud
 from tpu.connection import Connection
 from tpu.hosts.connect import connect_all
 from tpu.hosts.gang import Tenant
@@ -22,24 +22,23 @@ from tpu.runs import launch
 from tpu.runs.blaming import avoided
 from tpu.runs.code import Bundle, relay_bundle
 from tpu.runs.egress import note_egress
-from tpu.runs.event_log import EventLog, candidate_of, early_death, undeleted
+from tpu.runs.event_log import EventLog, candidate_of, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.membership import Membership
+from tpu.runs.parting import Parting, left_behind, was_ready
 from tpu.runs.placing import Placing
 from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed, sync_code
 from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import SliceLost, unless_lost
-from tpu.slices.condition import Condition, LifeView, slice_condition
+from tpu.slices.condition import Condition, LifeView
 from tpu.slices.lease_book import LeaseContended
 from tpu.slices.life_limit import save_at
 from tpu.slices.monitor import Monitor, Watch
 from tpu.slices.project_memory import memory_of_bucket
-from tpu.slices.provision import NotReady, ReadySlice, delete_slice, provision
-from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.slices.provision import NotReady, ReadySlice, provision
 
 CONNECT_S = 300.0
-DELETE_S = 1800.0
 # Between two tries to take up a slice whose cloud does not answer.
 FIND_AGAIN_S = 5.0
 
@@ -78,6 +77,7 @@ class SliceHolder:
         self._monitor = monitor
         member.avoided |= avoided(log.events)
         self._word: Watch | None = None
+        self._parting = Parting(log, tenure, member, cloud, self._memory, clock, report, self._drop)
         self._placing = Placing(
             record, log, tenure, member, cloud, self._memory, connection, identity, clock, report, self.delete
         )
@@ -156,43 +156,11 @@ class SliceHolder:
     async def part_with(self, why: str) -> None:
         """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it."""
         assert self.slice is not None
-        name = self.slice.name
-        await self._tenure.check()
-        usable = (await self.condition()).usable
-        if usable and await self._member.part_with(name, clean=True):
-            await self._released(name, why)
-        else:
-            await self.delete(name, why)
+        await self._parting.part_with(self.slice.name, why, await self.condition())
 
     async def delete(self, name: str, why: str) -> None:
-        """Delete a slice; returns once the cloud says that it is gone.
-
-        One that others use is left to them, if the cloud has not taken it; one whose lease was lost is left alone.
-        """
-        await self._tenure.check()
-        if (lost := self.why_lost(name)) is not None:
-            await self._released(name, lost)
-            return
-        candidate = candidate_of(self._log.events, name)
-        if (await self.left_behind(name)).lost:
-            await self._member.close(name, why)
-        elif await self._member.part_with(name, clean=False):
-            await self._released(name, why)
-            return
-        self._report(f"deleting slice {name}: {why}")
-        await delete_slice(self._cloud, candidate.zone, name, self._clock, DELETE_S)
-        await self._member.gone(name, why)
-        self._drop(name)
-        await self._log.note("slice-deleted", slice=name, why=why)
-        if (asked := early_death(self._log.events, name)) is not None:
-            # What the project remembers of its zones is of use, not a condition.
-            with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
-                await self._memory.note(candidate, "early death", asked)
-
-    async def _released(self, name: str, why: str) -> None:
-        self._report(f"slice {name} is given back to the pool: {why}")
-        self._drop(name)
-        await self._log.note("slice-released", slice=name, why=why)
+        """Delete a slice of the run, see Parting.delete; returns once the cloud says that it is gone."""
+        await self._parting.delete(name, why)
 
     def _drop(self, name: str) -> None:
         if self._word is not None and self._word.name == name:
@@ -324,7 +292,7 @@ class SliceHolder:
                     raise
                 self._report(f"cannot take {name} up yet, trying again: {error}")
             await self._tenure.pause(FIND_AGAIN_S)
-        if not self._was_ready(name):
+        if not was_ready(self._log.events, name):
             await self._log.note("slice-ready", slice=name)
             await self._member.ready(name)
         return found
@@ -332,17 +300,6 @@ class SliceHolder:
     def _was_leased(self, name: str) -> bool:
         return any(e.kind == "slice-leased" and e.detail["slice"] == name for e in self._log.events)
 
-    def _was_ready(self, name: str) -> bool:
-        kinds = ("slice-ready", "slice-leased")
-        return any(e.kind in kinds and e.detail["slice"] == name for e in self._log.events)
-
     async def left_behind(self, name: str) -> LifeView:
         """What the cloud says of a slice that the run has had or asked for: it may still be on its way."""
-        candidate = candidate_of(self._log.events, name)
-        return await slice_condition(
-            self._cloud,
-            candidate.zone,
-            name,
-            spot=candidate.provisioning in PREEMPTIBLE,
-            was_ready=self._was_ready(name),
-        )
+        return await left_behind(self._cloud, self._log.events, name)

@@ -1,0 +1,98 @@
+"""How a run parts with a slice: it is given back to the pool, left to those who use it too, or deleted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from tpu.checkpoint.retry import StorageUnavailable
+from tpu.clock import Clock
+from tpu.cloud import PREEMPTIBLE, TpuCloud
+from tpu.runs.event_log import EventLog, RunEvent, candidate_of, early_death
+from tpu.runs.membership import Membership
+from tpu.runs.tenure import Tenure
+from tpu.slices.condition import LifeView, slice_condition
+from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.provision import delete_slice
+from tpu.slices.shared import MalformedShared, SharedContended
+
+DELETE_S = 1800.0
+
+
+class Parting:
+    """`on_parted` gets the name of each slice that is none of the run's any more."""
+
+    def __init__(
+        self,
+        log: EventLog,
+        tenure: Tenure,
+        member: Membership,
+        cloud: TpuCloud,
+        memory: ProjectMemory,
+        clock: Clock,
+        report: Callable[[str], None],
+        on_parted: Callable[[str], None],
+    ) -> None:
+        self._log = log
+        self._tenure = tenure
+        self._member = member
+        self._cloud = cloud
+        self._memory = memory
+        self._clock = clock
+        self._report = report
+        self._on_parted = on_parted
+
+    async def part_with(self, name: str, why: str, seen: LifeView) -> None:
+        """Give a slice back on which nothing of the run lives, if the pool can use it; else delete it.
+
+        `seen` is what the cloud says of it. That it says nothing now is no reason to take it from others: who takes
+        it asks again.
+        """
+        await self._tenure.check()
+        if not seen.lost and await self._member.part_with(name, clean=True, why=why):
+            await self._released(name, why)
+        else:
+            await self.delete(name, why)
+
+    async def delete(self, name: str, why: str) -> None:
+        """Delete a slice; returns once the cloud says that it is gone.
+
+        One that others use is left to them, if the cloud has not taken it; one whose lease was lost is left alone.
+        """
+        await self._tenure.check()
+        if (lost := self._member.lost.get(name)) is not None:
+            await self._released(name, lost)
+            return
+        candidate = candidate_of(self._log.events, name)
+        if (await left_behind(self._cloud, self._log.events, name)).lost:
+            await self._member.close(name, why)
+        elif await self._member.part_with(name, clean=False, why=why):
+            await self._released(name, why)
+            return
+        self._report(f"deleting slice {name}: {why}")
+        await delete_slice(self._cloud, candidate.zone, name, self._clock, DELETE_S)
+        await self._member.gone(name, why)
+        self._on_parted(name)
+        await self._log.note("slice-deleted", slice=name, why=why)
+        if (asked := early_death(self._log.events, name)) is not None:
+            # What the project remembers of its zones is of use, not a condition.
+            with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
+                await self._memory.note(candidate, "early death", asked)
+
+    async def _released(self, name: str, why: str) -> None:
+        self._report(f"slice {name} is given back to the pool: {why}")
+        self._on_parted(name)
+        await self._log.note("slice-released", slice=name, why=why)
+
+
+async def left_behind(cloud: TpuCloud, events: Sequence[RunEvent], name: str) -> LifeView:
+    """What the cloud says of a slice that a run has had or asked for: it may still be on its way."""
+    candidate = candidate_of(events, name)
+    spot = candidate.provisioning in PREEMPTIBLE
+    return await slice_condition(cloud, candidate.zone, name, spot=spot, was_ready=was_ready(events, name))
+
+
+def was_ready(events: Sequence[RunEvent], name: str) -> bool:
+    """Whether a slice has been ready for the run."""
+    kinds = ("slice-ready", "slice-leased")
+    return any(event.kind in kinds and event.detail["slice"] == name for event in events)
