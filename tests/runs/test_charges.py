@@ -17,7 +17,13 @@ def a_record(**values: Any) -> RunRecord:
 
 
 def ended(slice: str, verdict: str, reached: int | None, attempt: int | None = 1) -> RunEvent:
-    detail = {"slice": slice, "verdict": verdict, "reached": reached, "attempt": attempt}
+    detail = {
+        "slice": slice,
+        "verdict": verdict,
+        "reached": reached,
+        "attempt": attempt,
+        "reason": "w0: exit code 1",
+    }
     return RunEvent(0.0, "attempt-ended", detail)
 
 

@@ -58,7 +58,8 @@ def test_who_is_charged(
         ("nothing has happened", [], 2, None),
         ("a first failure", [("a", U, 0)], 2, None),
         ("one more is left: elsewhere", [("a", U, 0), ("a", U, 0)], 2, False),
-        ("dies at the same step: elsewhere", [("a", U, 500), ("a", U, 500)], 2, False),
+        ("did steps before it died, twice", [("a", U, 500), ("a", U, 500)], 2, None),
+        ("did steps once", [("a", U, 20), ("a", U, 0)], 2, None),
         ("was elsewhere already", [("a", U, 0), ("b", U, 0)], 2, None),
         ("none is left", [("a", U, 0), ("a", U, 0), ("a", U, 0)], 2, None),
         ("one try is all", [("a", U, 0)], 1, None),
@@ -74,6 +75,13 @@ def test_which_slice_is_left(
 ) -> None:
     found = suspect(tried(*attempts), allowed)
     assert (found.proven if found else None) is proven, story
+
+
+def test_a_mistake_in_the_program_is_not_tried_elsewhere() -> None:
+    mistakes = [Tried("a", U, 0, mistake=True), Tried("a", U, 0, mistake=True)]
+    assert suspect(mistakes, 2) is None
+    resumed = [Tried("a", U, 20, resumed=20), Tried("a", U, 20, resumed=20)]
+    assert suspect(resumed, 2) is not None
 
 
 attempts = st.lists(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpu.slices.condition import Condition, LifeView
-from tpu.slices.log_clues import Clue, first_clue
+from tpu.slices.log_clues import Clue, first_clue, is_mistake
 from tpu.slices.verdict import Evidence, HostEvidence, VerdictKind, give_verdict, needs_the_cloud
 
 K = VerdictKind
@@ -359,6 +359,20 @@ def test_a_preemption_is_never_charged_to_anybody(evidence: Evidence) -> None:
 def test_what_a_line_says(line: str, clue: Clue | None) -> None:
     found = first_clue([line])
     assert (found.clue if found else None) is clue
+
+
+@pytest.mark.parametrize(
+    ("line", "mistake"),
+    [
+        ("host 0: exit code 1: ModuleNotFoundError: No module named 'flax'", True),
+        ("host 0: exit code 1: ValueError: heads must divide width", True),
+        ("host 0: exit code 1: RuntimeError: Unable to initialize backend 'tpu'", False),
+        ("host 0: exit code 1: OSError: [Errno 28] No space left on device", False),
+        ("host 0: killed by SIGSEGV, without a word", False),
+    ],
+)
+def test_which_errors_are_the_programs_on_any_machine(line: str, mistake: bool) -> None:
+    assert is_mistake(line) == mistake
 
 
 def test_source_lines_of_a_traceback_do_not_decide() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
 from tpu.slices.blame import Suspicion, Tried, as_charged, blamed, suspect
+from tpu.slices.log_clues import is_mistake
 from tpu.slices.verdict import VerdictKind
 
 
@@ -35,6 +36,8 @@ def _tried(record: RunRecord, events: Sequence[RunEvent]) -> list[Tried]:
             event.detail["slice"],
             VerdictKind(event.detail["verdict"]),
             event.detail.get("reached") if says and event.detail["attempt"] is not None else None,
+            event.detail.get("resume") or 0,
+            is_mistake(event.detail["reason"]),
         )
         for event in events
         if event.kind == "attempt-ended" and not event.detail.get("evicted")

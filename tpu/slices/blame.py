@@ -16,14 +16,23 @@ from tpu.slices.verdict import VerdictKind
 
 @dataclass(frozen=True)
 class Tried:
-    """An attempt that has ended: where, how, and which step it had done at last (0: none).
+    """An attempt that has ended: where, how, which step it had done at last (0: none), and at which it began.
 
-    `reached` is None if nobody knows: of a command that does not say, or an attempt that never started.
+    `reached` is None if nobody knows: of a command that does not say, or an attempt that never started. `mistake`
+    says that it ended with an error that no machine can bring about, such as a wrong name in the program.
     """
 
     slice: str
     kind: VerdictKind
     reached: int | None
+    resumed: int = 0
+    mistake: bool = False
+
+    @property
+    def failed_at_its_start(self) -> bool:
+        """True if it failed before it had done a step, and might live elsewhere."""
+        failed = self.kind is VerdictKind.USER_FAILURE and not self.mistake
+        return failed and self.reached is not None and self.reached <= self.resumed
 
 
 @dataclass(frozen=True)
@@ -60,24 +69,20 @@ def _by_the_slice(attempts: Sequence[Tried]) -> set[int]:
 def suspect(attempts: Sequence[Tried], allowed: int | None) -> Suspicion | None:
     """Why the slice of the newest attempt is not to be used again; None if nothing speaks against it.
 
-    `allowed` is how many user failures the run may have. If all of them are spent on one slice without getting any
-    further, the last try is made on another one: it tells whose fault it is.
+    `allowed` is how many user failures the run may have. If all of them are spent on one slice without a single
+    step, the last try is made on another one: it tells whose fault it is.
     """
     if not attempts or attempts[-1].kind is not VerdictKind.USER_FAILURE:
         return None
     newest, charged = attempts[-1], as_charged(attempts)
     if charged[-1] is VerdictKind.INFRASTRUCTURE:
         return Suspicion(f"the program fails on {newest.slice}, and got further on another slice", True)
-    spent = sum(kind is VerdictKind.USER_FAILURE for kind in charged)
-    if newest.reached is None or allowed is None or spent != allowed:
+    failed = [one for one, kind in zip(attempts, charged, strict=True) if kind is VerdictKind.USER_FAILURE]
+    if len(failed) < 2 or len(failed) != allowed:
         return None
-    failed = [one for one in attempts if one.kind is VerdictKind.USER_FAILURE]
-    alike = [one for one in failed if one.slice == newest.slice and (one.reached or 0) <= newest.reached]
-    if len(alike) < 2 or len(alike) != len(failed):
+    if not all(one.failed_at_its_start and one.slice == newest.slice for one in failed):
         return None
-    why = (
-        f"the program has failed {len(alike)} times on {newest.slice}; the last try is made on another slice"
-    )
+    why = f"the program failed {len(failed)} times at its start on {newest.slice}; the last try is made elsewhere"
     return Suspicion(why, proven=False)
 
 

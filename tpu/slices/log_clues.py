@@ -80,6 +80,18 @@ _TRACEBACK = re.compile(r"^\s*Traceback \(most recent call last\)")
 _ANY_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?::\s|$)")
 
 
+# What a program raises by its own mistake, on whatever machine it runs.
+_MISTAKE = re.compile(
+    r"\b(Name|Import|ModuleNotFound|Syntax|Indentation|Key|Index|Type|Attribute|Value|Assertion|ZeroDivision"
+    r"|NotImplemented|UnboundLocal|Validation)Error\b"
+)
+
+
+def is_mistake(line: str) -> bool:
+    """Whether a line names an error that no machine can bring about."""
+    return _MISTAKE.search(line) is not None
+
+
 def first_clue(lines: Sequence[str]) -> Found | None:
     """The first line that decides, or None if none does."""
     in_traceback = False
