@@ -28,11 +28,18 @@ from tpu.checkpoint.restore import restore
 from tpu.checkpoint.shards import Shard
 from tpu.checkpoint.tree import leaves_of
 from tpu.checkpoint.verify import verify_run
+from tpu.clock import SystemClock
+from tpu.cloud.google import open_cloud
+from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.event_log import RunEvent, load_events
 from tpu.runs.record import run_directory
 from tpu.runtime.metrics import read_metrics
+from tpu.slices.deletion import delete_slice
+from tpu.slices.lease import Lease, LeaseState
+from tpu.slices.lease_book import GcsLeaseBook
+from tpu.slices.pool_settings import PoolSettings
 from tpu.topology import accelerator_type
 
 WAIT_S = 90.0
@@ -250,3 +257,31 @@ async def lab(
         made = Lab(emulator, prefect_environment)
         yield made
         made.assert_nothing_left()
+
+
+class Pool:
+    """The default pool of the lab's bucket."""
+
+    def __init__(self, bucket: str) -> None:
+        self.book = GcsLeaseBook(bucket)
+
+    async def set(self, **values: Any) -> None:
+        await self.book.set_settings("default", lambda _: PoolSettings(**values))
+
+    async def leases(self) -> list[Lease]:
+        return [kept.lease for kept in await self.book.list("default", past=True)]
+
+    async def delete_by_hand(self, lease: Lease) -> None:
+        """As a person does it, past us."""
+        async with open_cloud(Connection.from_environment()) as cloud:
+            await delete_slice(cloud, lease.candidate.zone, lease.slice, SystemClock(), 30.0)
+
+
+@pytest.fixture
+async def pool(lab: Lab) -> AsyncIterator[Pool]:
+    """The pool; what it keeps at the end of a test is deleted."""
+    made = Pool(Connection.from_environment().bucket)
+    yield made
+    for lease in await made.leases():
+        if lease.state is not LeaseState.GONE:
+            await made.delete_by_hand(lease)

@@ -13,9 +13,10 @@ import pytest
 
 from deployments.bench.chaos.judge import done_twice
 from deployments.bench.chaos.warm import Flow, WarmStarts
-from tests.scenarios.conftest import WAIT_S, Lab
+from tests.scenarios.conftest import WAIT_S, Lab, Pool
 from tpu.runs.config import RunConfig
 from tpu.runs.evaluation import load_evaluation
+from tpu.slices.lease import LeaseState
 
 STEPS, EVERY = 20, 10
 # Between two looks: a kill comes before the step that the event announces has got far.
@@ -126,4 +127,34 @@ async def test_O1_killed_at_each_step_it_goes_on_with_nothing_twice_and_nothing_
     assert load_evaluation(lab.directory(run.name), STEPS) is not None
     # An answer that died with the flow is asked for once more.
     assert len((tmp_path / "evaluated").read_text().split()) <= 2
+    lab.assert_as_undisturbed(run)
+
+
+@pytest.mark.parametrize("after", ["slice-leased", "attempt-started", "attempt-ended", "slice-released"])
+async def test_O1_killed_with_a_slice_of_the_pool_it_takes_it_up_through_its_lease(
+    lab: Lab, pool: Pool, warm_flows: WarmStarts, tmp_path: Path, after: str
+):
+    await pool.set(idle_minutes=5)
+    await lab.train(lab.numpy_run("before", steps=2, every=2, step_s=0.0))
+    (idle,) = lab.ready_nodes()
+    run = lab.numpy_run(f"held-{after}", steps=STEPS, every=EVERY, step_s=0.04)
+    file = tmp_path / "run.yaml"
+    file.write_text(run.model_dump_json())
+    flow = warm_flows.start([str(file)], Path.cwd(), tmp_path / "flow.log")
+    try:
+        stopped = Stopped(lab, run, flow, tmp_path / "hold")
+        await asyncio.to_thread(stopped.after, after)
+    finally:
+        flow.kill()
+    assert flow.wait() < 0, flow.log.read_text()
+
+    await lab.train(run)
+    assert list(done_twice(lab.events(run.name))) == []
+    # It was had once, from the pool; nobody made another one, and it is back there for the next.
+    assert lab.events(run.name, "slice-intended") == []
+    assert {event.detail["slice"] for event in lab.events(run.name, "slice-leased")} == {idle}
+    assert len(lab.events(run.name, "attempt-started")) <= (2 if after == "attempt-started" else 1)
+    assert lab.ready_nodes() == [idle]
+    (lease,) = await pool.leases()
+    assert (lease.state, lease.holders) == (LeaseState.READY, ())
     lab.assert_as_undisturbed(run)

@@ -5,51 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.scenarios.conftest import Lab
-from tpu.clock import SystemClock
-from tpu.cloud.google import open_cloud
-from tpu.connection import Connection
+from tests.scenarios.conftest import Lab, Pool
 from tpu.runs import membership
 from tpu.runs.config import RunConfig
-from tpu.slices.deletion import delete_slice
 from tpu.slices.lease import Lease, LeaseObserver, LeaseState
-from tpu.slices.lease_book import GcsLeaseBook
-from tpu.slices.pool_settings import PoolSettings
-
-
-class Pool:
-    """The default pool of the lab's bucket."""
-
-    def __init__(self, bucket: str) -> None:
-        self.book = GcsLeaseBook(bucket)
-
-    async def set(self, **values: Any) -> None:
-        await self.book.set_settings("default", lambda _: PoolSettings(**values))
-
-    async def leases(self) -> list[Lease]:
-        return [kept.lease for kept in await self.book.list("default", past=True)]
-
-    async def delete_by_hand(self, lease: Lease) -> None:
-        """As a person does it, past us."""
-        async with open_cloud(Connection.from_environment()) as cloud:
-            await delete_slice(cloud, lease.candidate.zone, lease.slice, SystemClock(), 30.0)
-
-
-@pytest.fixture
-async def pool(lab: Lab) -> AsyncIterator[Pool]:
-    """The pool; what it keeps at the end of a test is deleted."""
-    made = Pool(Connection.from_environment().bucket)
-    yield made
-    for lease in await made.leases():
-        if lease.state is not LeaseState.GONE:
-            await made.delete_by_hand(lease)
 
 
 def overlaps(lease: Lease) -> bool:

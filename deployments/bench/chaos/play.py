@@ -41,7 +41,7 @@ LONGEST_S = 300.0
 # What a flow has deleted or ended is gone at its end; on a busy machine a killed process leaves a moment later.
 LEAVING_S = 10.0
 # What is to be struck may come a little after the moment: the program after its attempt's event, say.
-PATIENCE_S = 8.0
+PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True)
