@@ -225,6 +225,23 @@ async def test_a_cloud_that_does_not_answer_is_given_up_in_time() -> None:
     assert 0.5 < time.monotonic() - begun < 5
 
 
+async def test_a_cloud_that_is_silent_for_seconds_is_told_of_once_and_so_is_its_return(
+    emulator: Emulator,
+) -> None:
+    connection, said = Connection.from_environment(emulator.env), []
+    policy = CallPolicy(first_pause_s=0.05, longest_pause_s=0.05, tell_after_s=0.1)
+    async with open_cloud(connection, policy=policy, report=said.append) as cloud:
+        emulator.fail_next("ListNodes", "UNAVAILABLE", "down", times=1)
+        assert await cloud.list_nodes(ZONE) == []
+        assert said == []
+        emulator.fail_next("ListNodes", "UNAVAILABLE", "down", times=12)
+        assert await cloud.list_nodes(ZONE) == []
+    waiting, back = said
+    assert waiting.startswith("the Cloud TPU API does not answer; trying again")
+    assert "down" in waiting
+    assert back == "the Cloud TPU API answers again"
+
+
 async def test_a_zone_without_queued_resources_has_none(cloud: GoogleTpuCloud, emulator: Emulator) -> None:
     message = "Queued resources are not supported in zone us-central2-b."
     for method in ("Get", "List", "Delete", "Create"):

@@ -30,6 +30,7 @@ CREATE = frozenset({ErrorKind.UNAVAILABLE})
 class CallPolicy:
     """Limits of one call, in seconds: each try, all tries together, and the pauses between them.
 
+    Tries that have failed for `tell_after_s` are told of, so that nobody thinks that we hang.
     `page_size` is how many entries one answer of a list may have; lists are always read to their end.
     """
 
@@ -37,6 +38,7 @@ class CallPolicy:
     total_s: float = 45.0
     first_pause_s: float = 0.1
     longest_pause_s: float = 5.0
+    tell_after_s: float = 5.0
     page_size: int = 500
 
     def __post_init__(self) -> None:
@@ -53,13 +55,17 @@ async def call(
     retry_on: frozenset[ErrorKind],
     policy: CallPolicy,
     clock: Clock,
+    tell: Callable[[CloudError], None] = lambda _: None,
 ) -> Result:
     """Run `attempt(timeout_s)` until it succeeds, fails for good, or the policy's time is over.
+
+    `tell` gets the error of a try that is made again after they have failed for `policy.tell_after_s`.
 
     Raises:
         CloudError: the last error; `wanted` says in it what the call was for.
     """
-    end = clock.monotonic() + policy.total_s
+    began = clock.monotonic()
+    end = began + policy.total_s
     pause = policy.first_pause_s
     while True:
         remaining = end - clock.monotonic()
@@ -77,6 +83,8 @@ async def call(
         wait = pause * random.uniform(0.7, 1.0)
         if failure.kind not in retry_on or clock.monotonic() + wait >= end:
             raise failure from cause
+        if clock.monotonic() - began >= policy.tell_after_s:
+            tell(failure)
         await clock.sleep(wait)
         pause = min(2 * pause, policy.longest_pause_s)
 

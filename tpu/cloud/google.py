@@ -39,9 +39,14 @@ _CHANNEL_OPTIONS = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_recon
 
 @asynccontextmanager
 async def open_cloud(
-    connection: Connection, clock: Clock | None = None, policy: calls.CallPolicy | None = None
+    connection: Connection,
+    clock: Clock | None = None,
+    policy: calls.CallPolicy | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[GoogleTpuCloud]:
     """The cloud of a connection, for use in the running event loop only.
+
+    `report` hears when it has not answered for some seconds, and when it does again.
 
     With `connection.api_endpoint` it is a plain-text server that wants the key as a bearer token; without,
     Google's own, by TLS and the default credentials.
@@ -65,7 +70,13 @@ async def open_cloud(
 
     try:
         yield GoogleTpuCloud(
-            client, connection.project, metadata, clock or SystemClock(), policy or calls.CallPolicy(), rest
+            client,
+            connection.project,
+            metadata,
+            clock or SystemClock(),
+            policy or calls.CallPolicy(),
+            rest,
+            report,
         )
     finally:
         await client.transport.close()
@@ -91,6 +102,7 @@ class GoogleTpuCloud:
         clock: Clock,
         policy: calls.CallPolicy,
         rest: Callable[[], RestApi] | None = None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`rest` opens the REST form of the API, which flex-start alone needs."""
         self._client = client
@@ -99,6 +111,8 @@ class GoogleTpuCloud:
         self._metadata = metadata
         self._clock = clock
         self._policy = policy
+        self._report = report
+        self._silent = False
         self._known_nodes = convert.Remembered(lambda message: convert.node(api.Node.wrap(message)))
         self._known_queued = convert.Remembered(
             lambda message: convert.queued_resource(api.QueuedResource.wrap(message))
@@ -317,13 +331,24 @@ class GoogleTpuCloud:
         retry_on: frozenset[ErrorKind] = calls.READ,
     ) -> Any:
         send = functools.partial(method, request=request, retry=None, metadata=self._metadata)
-        return await calls.call(
+        answer = await calls.call(
             lambda timeout_s: send(timeout=timeout_s),
             wanted=wanted,
             retry_on=retry_on,
             policy=self._policy,
             clock=self._clock,
+            tell=self._tell,
         )
+        if self._silent:
+            self._silent = False
+            self._report("the Cloud TPU API answers again")
+        return answer
+
+    def _tell(self, failure: CloudError) -> None:
+        """Once for each time that it is silent, however many calls meet that."""
+        if not self._silent:
+            self._silent = True
+            self._report(f"the Cloud TPU API does not answer; trying again ({failure})")
 
     async def _pages(
         self, method: Callable[..., Awaitable[Any]], request: Any, wanted: str
