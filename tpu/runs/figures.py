@@ -13,13 +13,16 @@ from tpu.runs.evaluation import load_evaluation
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
 from tpu.runs.report import Report, draw, graphs_told, make_report, to_markdown
-from tpu.runtime.metrics import read_events, read_metrics
+from tpu.runs.unwatched import filled_in, is_unwatched
+from tpu.runtime.metrics import read_events, read_metrics, read_records
 
 
 def collect(
     record: RunRecord, run_dir: str, events: Sequence[RunEvent], failure: str | None, now: float
 ) -> Report:
     """The report of a run as it stands in the bucket."""
+    if any(map(is_unwatched, events)):
+        events = filled_in(events, read_records(run_dir))
     fence = load_fence(run_dir)
     newest = fence.newest()
     # A program of the user's own names its arrays as it likes, so all of them are hashed.
