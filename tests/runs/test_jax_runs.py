@@ -15,6 +15,7 @@ from tpu.checkpoint import files
 from tpu.checkpoint.digest import run_digest
 from tpu.connection import Connection
 from tpu.runs.config import RunConfig, parse_run_config
+from tpu.runs.event_log import load_events
 from tpu.runs.record import extend
 from tpu.runs.remote import ProfileFailed, profile_run
 
@@ -50,6 +51,20 @@ async def test_an_extended_run_has_the_bits_of_a_long_one_in_jax(track: Track):
     digests = [run_digest(track.directory(name)) for name in ("long", "short")]
     assert digests[0] == digests[1]
     assert track.losses("short") == track.losses("long")
+    track.assert_nothing_left()
+
+
+async def test_G6_two_runs_on_the_halves_of_one_host_at_once_have_the_same_bits(track: Track):
+    half = {"slice": {"chips": 2}}
+    await asyncio.gather(track.train(icl("left", 40, **half)), track.train(icl("right", 40, **half)))
+    held = []
+    for name in ("left", "right"):
+        got = [e.detail for e in load_events(track.directory(name)) if "chips" in e.detail]
+        held.append((got[-1]["slice"], got[-1]["chips"]))  # an intent before it may have been withdrawn
+    (slice, chips), (other, others) = sorted(held, key=lambda one: one[1])
+    assert (slice, chips, others) == (other, [0, 1], [2, 3])
+    assert track.digest("left") == track.digest("right")
+    assert track.losses("left") == track.losses("right")
     track.assert_nothing_left()
 
 

@@ -246,8 +246,10 @@ class Placing:
         """Wait until a slice is ready for the first time.
 
         Raises:
-            _Unfit: its maker has given it up.
+            _Unfit: its maker has given it up, it takes too long, or there is a better place meanwhile.
         """
+        began = looked = self._clock.monotonic()
+        minutes = self._record.config.slice.ready_minutes
         unheard_since: float | None = None
         while True:
             lease = await self._member.read(name)
@@ -255,6 +257,7 @@ class Placing:
                 raise _Unfit(f"its maker has given it up{f': {lease.why}' if lease and lease.why else ''}")
             if lease.state is LeaseState.READY:
                 return
+            now = self._clock.monotonic()
             if (
                 lease.holder(lease.creator) is None
             ):  # its maker does not hold it (any more): the cloud is asked
@@ -262,10 +265,15 @@ class Placing:
                 if seen.usable:
                     await self._member.ready(name)
                     return
-                now = self._clock.monotonic()
                 unheard_since = (unheard_since or now) if seen.lost else None
                 if seen.lost and (not seen.gone or now - (unheard_since or now) >= UNHEARD_S):
                     raise _Unfit(seen.reason)
+            if now - began >= minutes * 60:
+                raise _Unfit(f"not ready within {minutes:g} minutes")
+            if now - looked >= LOOK_BESIDE_S:
+                looked = now
+                if await self._member.better_than_making(await self._serving()):
+                    raise _Unfit("there is a place on another one")
             self._say(f"{name} is being made")
             await self._tenure.pause(MADE_LOOK_S)
 
