@@ -19,6 +19,7 @@ from tpu.clock import SystemClock
 from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
 from tpu.hosts.connect import connect_all
+from tpu.hosts.gang import Tenant
 from tpu.hosts.group import HostConnection
 from tpu.hosts.identity import ensure_identity
 from tpu.runs import launch
@@ -80,7 +81,7 @@ async def train(
     here = str(Path.cwd())
     record = RunRecord(config, data_hash(config), {}, 0.0)
     spec = launch.gang_spec(
-        record, run_dir, number, newest, bare.slice,
+        record, run_dir, number, newest, bare.slice, Tenant(1, ()),
         Installed(here, (here,), sys.executable, str(Path(sys.executable).parent)), {},
     )  # fmt: skip
     folder = f".by-hand/{number}"

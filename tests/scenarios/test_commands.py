@@ -57,7 +57,7 @@ def environment_of(lab: Lab, name: str, attempt: int) -> dict[str, str]:
     return {
         key: machine.sub("*", value)
         for key, value in variables.items()
-        if key != "TMPDIR" and not key.startswith(("SSH_", "TPU_EMULATOR_"))
+        if key not in ("TMPDIR", "RELAY_CHIP_DEVICES") and not key.startswith(("SSH_", "TPU_EMULATOR_"))
     }
 
 
