@@ -150,3 +150,37 @@ async def test_without_idle_minutes_a_run_deletes_its_slice_as_ever(track: Track
     await track.train(run)
     assert history(track, run, *HELD) == ["slice-intended", "slice-deleted"]
     assert [lease.state for lease in await leases(book)] == [LeaseState.GONE]
+
+
+async def test_a_slice_that_is_preempted_is_lost_for_all_runs_on_its_chips_and_deleted_once(
+    track: Track, book: GcsLeaseBook
+):
+    runs = [
+        track.numpy_run(f"part-{n}", steps=120, every=40, step_s=0.02, slice={"chips": 2}) for n in range(2)
+    ]
+
+    async def train(run: RunConfig) -> None:
+        async with track.driving(run) as driver:
+            try:
+                for stop in driver.record.segments:
+                    while not await driver.committed(stop):
+                        with contextlib.suppress(AttemptEnded):
+                            async with driver.preparing():
+                                await track.segment(driver, stop)
+            finally:
+                await driver.clean_up("the test is done with it")
+
+    async def preempt() -> None:
+        await until(
+            lambda: all(len(track.fence(run.name).commits) >= 1 for run in runs), "both have committed"
+        )
+        (node,) = track.emulator.nodes()
+        await asyncio.to_thread(track.emulator.preempt, node["node"])
+
+    await asyncio.gather(*map(train, runs), preempt())
+    first, second = (lease for lease in await leases(book) if lease.ready is not None)
+    assert {span.run for lease in (first, second) for span in lease.spans if span.run} == {"part-0", "part-1"}
+    assert first.state is second.state is LeaseState.GONE
+    for run in runs:
+        assert [verdict for verdict, _ in ends(track, run)] == ["preempted", "finished"]
+    assert track.digest("part-0") == track.digest("part-1")

@@ -412,7 +412,7 @@ class RunDriver:
         await self.log.note(
             "attempt-ended", attempt=number, slice=name, verdict=kind.value, reason=reason, evidence=[],
             last_commit=last.step if last else None, phases=[], ended=self._clock.time(), reached=None,
-            steps=self.record.config.steps, waste_from=None,
+            steps=self.record.config.steps, waste_from=None, evicted=self._slices.why_lost(name) is not None,
         )  # fmt: skip
         if number is not None:
             await self._slices.note_egress(number)
