@@ -1,11 +1,45 @@
-"""SIGTERM to a flow's process: leave in order, as after Ctrl-C."""
+"""SIGTERM and Ctrl-C to a flow's process: leave in order."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+STILL_CLEANING_UP = (
+    "still cleaning up: slices cost money until the cloud says that they are gone. Ctrl-C once more leaves them; "
+    "the next start of the run, `relay stop` or the reaper deletes them then"
+)
+
+
+@contextlib.contextmanager
+def patient_with_ctrl_c(report: Callable[[str], None]) -> Iterator[None]:
+    """Let the second Ctrl-C only say what is still done; the first cancels as ever, and the third leaves at once.
+
+    A second one is what everybody presses who sees no end, and asyncio would then drop a deletion half done.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    pressed = 0
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed += 1
+        if pressed == 2:
+            report(STILL_CLEANING_UP)
+        elif callable(before):
+            before(number, frame)
+
+    try:
+        signal.signal(signal.SIGINT, interrupt)
+    except ValueError:  # not the main thread, which alone hears signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -166,6 +166,20 @@ async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
         lab.assert_as_undisturbed(run)
 
 
+async def test_a_second_ctrl_c_does_not_leave_a_slice_behind(lab: Lab, tmp_path: Path):
+    run = lab.numpy_run("pressed-twice", steps=60, every=20, step_s=0.1)
+    lab.emulator.set_delete_delay(3)
+    async with started(tmp_path, configuration(tmp_path, run)) as flow:
+        await lab.until_step(run.name, 20)
+        flow.signal(signal.SIGINT)
+        await lab.until(lambda: lab.nodes_in("DELETING"), "the deletion")
+        flow.signal(signal.SIGINT)
+        assert await flow.exit_code() == 128 + signal.SIGINT, flow.output
+    assert "still cleaning up" in flow.output
+    assert lab.verdicts(run.name) == ["cancelled"]
+    lab.assert_nothing_left()
+
+
 TALKS = "import os; [print('word', i) for i in range(300)]; print('last words', flush=True); os._exit(3)"
 
 

@@ -134,7 +134,7 @@ def make_history(seed: int) -> History:
         strikes.insert(chance.randrange(len(strikes) + 1), Strike("kill-host", "commit", 0.1, {"host": 0}))
     if doom in ("no-quota", "no-capacity"):
         strikes = [strike for strike in strikes if strike.fault == "kill-flow"][:1]
-    return History(seed, _run(chance, seed, doom), tuple(strikes), doom)
+    return History(seed, _run(chance, seed, len(strikes), doom), tuple(strikes), doom)
 
 
 def _choose(chance: random.Random, count: int) -> list[Fault]:
@@ -176,7 +176,7 @@ def _detail(chance: random.Random, fault: Fault, moment: Moment) -> dict[str, An
             return {}
 
 
-def _run(chance: random.Random, seed: int, doom: Doom | None) -> RunConfig:
+def _run(chance: random.Random, seed: int, strikes: int, doom: Doom | None) -> RunConfig:
     zone, kind = chance.choices(PLACES, (5, 3, 2, 2))[0]
     budget: dict[str, int] = {}
     if doom == "no-quota":
@@ -185,7 +185,8 @@ def _run(chance: random.Random, seed: int, doom: Doom | None) -> RunConfig:
         zone, kind = WITHOUT_CAPACITY
     if doom == "infrastructure":
         budget = {"infrastructure": 0}
-    steps, every = chance.randint(40, 90), chance.randint(8, 30)
+    # The more is to strike it, the longer it has to last.
+    steps, every = chance.randint(40, 90) + 10 * strikes, chance.randint(8, 30)
     variables = {"NUMPY_STEP_SECONDS": str(round(chance.uniform(0.03, 0.1), 3))}
     variables |= _program_trouble(chance, steps, doom)
     if doom == "program-error":

@@ -33,11 +33,12 @@ from tpu.runs.config import RunConfig
 from tpu.runs.event_log import load_events
 from tpu.runs.record import run_directory
 from tpu.runtime.metrics import read_metrics
+from tpu.slices.lease import LeaseState, from_json
 from tpu.topology import accelerator_type
 
 LOOK_S = 0.1
-# No history waits for so long unless something is wrong.
-LONGEST_S = 300.0
+# A host that dies before anybody has reached it is waited for five minutes, as one that boots slowly.
+LONGEST_S = 500.0
 # What a flow has deleted or ended is gone at its end; on a busy machine a killed process leaves a moment later.
 LEAVING_S = 10.0
 # What is to be struck may come a little after the moment: the program after its attempt's event, say.
@@ -289,6 +290,7 @@ class _Player:
         mine = f"relay-{self._history.run.name}-"
         status = self._stage.emulator.status()
         return [
+            *self._leases(),
             *(f"node {node['node']} ({node['state']})" for node in self._nodes()),
             *(
                 f"queued resource {queued['queued_resource']} ({queued['state']})"
@@ -300,6 +302,17 @@ class _Player:
                 for process in marked_processes(f"RELAY_RUN_DIR={self.run_dir}")
                 if process.alive
             ),
+        ]
+
+    def _leases(self) -> list[str]:
+        """Leases that somebody holds, or of slices that ought to be gone."""
+        kept = [
+            from_json(file.read_bytes()) for file in (self.bucket_folder / "pools").glob("*/slices/*.json")
+        ]
+        return [
+            f"lease of {lease.slice}: {lease.state.value}, held by {[holder.run for holder in lease.holders]}"
+            for lease in kept
+            if lease.state is not LeaseState.GONE or lease.holders
         ]
 
 
