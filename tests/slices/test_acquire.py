@@ -143,8 +143,8 @@ async def test_V1_all_of_them_sold_out_they_are_asked_less_and_less_often(
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert gaps[3] > 7  # slowed down
         assert gaps[7] > 110  # halted
-    assert any("is asked slower now" in line for line in said)
-    assert any("is not asked for now" in line for line in said)
+    assert any("asked for more slowly" in line for line in said)
+    assert any("not asked for at present" in line for line in said)
     assert len(emulator.nodes()) == 1
 
 

@@ -33,6 +33,8 @@ from tpu.unbroken import unbroken
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 120.0
 # While nothing else happens it is asked so often whether the slice is still wanted.
 _ASK_AGAIN_S = 5.0
+# A place that may not be asked now is looked at again after so long at the latest.
+_LOOK_AGAIN_S = 10.0
 _DELETE_S = 900.0
 
 Result = TypeVar("Result")
@@ -298,13 +300,13 @@ class _Acquisition:
                 self._say(way, f"given up: {way.dropped.message}")
                 return False
             case Paused(until, why):
-                wait_s, how = until - self._clock.time(), f"is not asked for now ({why})"
+                wait_s, how = until - self._clock.time(), f"not asked for at present: {why}"
             case slowed:
-                wait_s, how = slowed.wait_s, f"is asked slower now ({slowed.why})"
-        # Those who wait for one place do not all come back at the same moment.
-        wait_s = max(0.1, wait_s) * self._chance.uniform(1.0, 1.2)
+                wait_s, how = slowed.wait_s, f"asked for more slowly: {slowed.why}"
+        # Somebody else's success opens the place at once. Those who wait do not all come back at the same moment.
+        wait_s = min(max(0.1, wait_s), _LOOK_AGAIN_S) * self._chance.uniform(1.0, 1.2)
         way.not_before = self._clock.monotonic() + wait_s
-        self._say(way, f"{how}; again in {wait_s:.0f} s")
+        self._say(way, how)
         return False
 
     async def _create(self, way: _Way) -> ReadySlice:
