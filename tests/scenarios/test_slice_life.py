@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from tests.scenarios.conftest import Lab
 from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
-from tpu.runs import slice_holder, trouble
+from tpu.hosts.gang import follow_gang
+from tpu.runs import slice_holder, trouble, watch
 from tpu.slices import life_limit
 
 # No failure of the machine may be charged to the program.
@@ -21,13 +23,13 @@ STRICT = {"user_failure": 0}
 
 async def test_P10_a_node_under_repair_is_waited_for_and_taken_up_again(lab: Lab):
     run = lab.numpy_run(
-        "repaired", steps=60, slice={"provisioning": "on-demand"}, budget=STRICT | {"infrastructure": 1},
+        "repaired", steps=40, slice={"provisioning": "on-demand"}, budget=STRICT | {"infrastructure": 1},
         variables={"NUMPY_STEP_SECONDS": "0.1"},
     )  # fmt: skip
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
         (node,) = lab.ready_nodes()
-        await asyncio.to_thread(lab.emulator.repair, node, 6.0)  # its hosts come back with empty disks
+        await asyncio.to_thread(lab.emulator.repair, node, 5.0)  # its hosts come back with empty disks
     assert lab.verdicts(run.name) == ["infrastructure", "finished"]
     ended, finished = lab.events(run.name, "attempt-ended")
     assert "REPAIRING" in ended.detail["reason"]
@@ -143,4 +145,59 @@ async def test_the_last_try_is_made_on_another_machine_and_tells_whose_fault_it_
     assert first == second != third
     assert [event.detail["slice"] for event in lab.events(run.name, "slice-avoided")] == [first]
     assert [event.detail["slice"] for event in lab.events(run.name, "slice-blamed")] == [first]
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P10_a_flow_that_dies_while_it_waits_for_a_repair_is_followed_by_one_that_waits(
+    lab: Lab, tmp_path: Path
+):
+    run = lab.numpy_run(
+        "repaired-alone", steps=40, step_s=0.1, slice={"provisioning": "on-demand"},
+        budget=STRICT | {"infrastructure": 1},
+    )  # fmt: skip
+    async with lab.flow_process(run, tmp_path) as flow:
+        await lab.until_step(run.name, 20)
+        (node,) = lab.ready_nodes()
+        await asyncio.to_thread(lab.emulator.repair, node, 12.0)
+        await lab.until(lambda: lab.events(run.name, "repair-wait-started"), "the wait for its repair")
+        flow.kill()
+        await flow.wait()
+    await lab.train(run)
+    assert lab.verdicts(run.name) == ["infrastructure", "finished"]
+    assert {event.detail["slice"] for event in lab.events(run.name, "attempt-ended")} == {node}
+    assert len(lab.events(run.name, "slice-intended")) == 1
+    lab.assert_as_undisturbed(run)
+
+
+async def test_P10_what_goes_on_after_maintenance_is_ended_before_the_next_gang_starts(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch, "follow_gang", functools.partial(follow_gang, silence_s=3.0))
+    run = lab.numpy_run(
+        "frozen", steps=40, step_s=0.1, slice={"provisioning": "on-demand"}, budget=STRICT | {"infrastructure": 1}
+    )  # fmt: skip
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 20, task)
+        (node,) = lab.ready_nodes()
+        before = set(lab.pids("numpy_trainer"))
+        await asyncio.to_thread(lab.emulator.repair, node, 12.0, maintenance=True, reboot=False)
+        await lab.until(lambda: len(lab.events(run.name, "attempt-started")) == 2, "another attempt", task)
+        assert not before & set(lab.pids("numpy_trainer"))
+    assert {event.detail["slice"] for event in lab.events(run.name, "attempt-ended")} == {node}
+    assert "UNHEALTHY_MAINTENANCE" in lab.events(run.name, "attempt-ended")[0].detail["reason"]
+    lab.assert_as_undisturbed(run)
+
+
+async def test_G8_a_gang_without_progress_is_ended_and_goes_on_elsewhere(lab: Lab):
+    run = lab.numpy_run(
+        "no-progress", steps=40, progress_minutes=0.2, budget=STRICT,
+        variables={"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"},
+    )  # fmt: skip
+    async with lab.training(run):
+        pass
+    hung, finished = lab.events(run.name, "attempt-ended")
+    assert (hung.detail["verdict"], finished.detail["verdict"]) == ("infrastructure", "finished")
+    assert "no progress: no step for" in hung.detail["reason"]
+    assert hung.detail["slice"] != finished.detail["slice"]
+    assert finished.detail["resume"] == 20
     lab.assert_as_undisturbed(run)
