@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.conftest import Track
+from tests.runs.conftest import Track, until
 from tpu.runs import evaluation
 from tpu.runs.evaluation import EvaluationFailed, evaluate_checkpoint, load_evaluation
 
@@ -34,11 +34,7 @@ async def test_what_an_evaluation_leaves_running_neither_holds_it_up_nor_lives_o
         "loss": 1
     }
     assert load_evaluation(track.directory("leaves"), 40) == {"loss": 1}
-    for _ in range(100):
-        if not lives(pid):
-            break
-        await asyncio.sleep(0.05)
-    assert not lives(pid)
+    await until(lambda: not lives(pid), "the end of what it left")
 
 
 async def test_an_evaluation_that_never_ends_is_ended_and_said_so(
@@ -48,7 +44,7 @@ async def test_an_evaluation_that_never_ends_is_ended_and_said_so(
     pid = tmp_path / "pid"
     with pytest.raises(EvaluationFailed, match=r"step 40 did not end in 1 s:\nstill at it"):
         await evaluate(track, "hangs", f"echo $$ > {pid}; echo still at it >&2; sleep 600; echo late")
-    assert not lives(pid)
+    await until(lambda: not lives(pid), "its end")
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,9 @@ async def test_O1_the_flow_is_killed_in_the_middle_of_a_save_and_started_again(
     hold.touch()
     monkeypatch.setenv("EVALUATED", str(tmp_path / "evaluated"))
     monkeypatch.setenv("HOLD", str(hold))
-    run = large_run(lab, "kill-flow", evaluate="commits",
-                    evaluate_command=[sys.executable, "-m", "tests.trainers.evaluator"])  # fmt: skip
+    # A child of the command, as a shell script's programs are.
+    script = f"{sys.executable} -m tests.trainers.evaluator & wait $!"
+    run = large_run(lab, "kill-flow", evaluate="commits", evaluate_command=["/bin/sh", "-c", script])
     async with lab.flow_process(run, tmp_path) as flow:
         await lab.until(lambda: evaluators(hold), "an evaluation")
         async with frozen_in_save(lab, run) as (_, pids):

@@ -18,16 +18,22 @@ from tpu.checkpoint.paths import checkpoint_url
 from tpu.runs.record import RunRecord
 
 EVALUATION_S = 3600.0
-# Runs a command that dies with the process that started it, even by SIGKILL (where the kernel can do that): a flow
-# that is killed and started again evaluates again, and must not leave an evaluator behind.
+# Runs a command that ends with the process that started it, even by SIGKILL (where the kernel can do that), and all
+# that the command started with it: a flow that is killed and started again evaluates again, and must not leave an
+# evaluator behind.
 _DIES_WITH_US = """
-import ctypes, os, signal, sys
+import ctypes, os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 if prctl is not None:
-    prctl(1, signal.SIGKILL, 0, 0, 0)
+    prctl(1, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(sys.argv[1]):
         sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+code = subprocess.run(sys.argv[2:]).returncode
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 
 
