@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 from deployments.bench.fleet_by_hand import ByHand
 from deployments.bench.fleet_judge import Audit, figures
-from deployments.bench.fleet_pool import PoolController
+from deployments.bench.fleet_pool import LIST_EVERY_S, PoolController
 from deployments.bench.fleet_runs import HOUR, Run, Work, make_runs
 from deployments.bench.fleet_scale import assign_ms, measure
 from deployments.bench.lab import BenchFailed, machine, parser, say, tell
@@ -53,7 +53,7 @@ class Week:
     spot: int = 100
     spot_a_zone: int = 40
     runs: int = 2000
-    mean_run_s: float = 26 * HOUR
+    median_run_s: float = 20 * HOUR
     hours: float = 168.0
     keeper_killed_every_s: float | None = 11 * HOUR
     weather: Weather = TYPICAL
@@ -74,11 +74,17 @@ class Week:
         return [ON_DEMAND] * self.steady + [SPOT[n % len(SPOT)] for n in range(self.spot)]
 
     def make_runs(self) -> list[Run]:
-        return make_runs(self.runs, self.mean_run_s, stream(self.seed, "runs"))
+        return make_runs(self.runs, self.median_run_s, stream(self.seed, "runs"))
 
 
 SHORT = Week(
-    steady=2, spot=10, spot_a_zone=4, runs=60, mean_run_s=4 * HOUR, hours=24.0, keeper_killed_every_s=5 * HOUR
+    steady=2,
+    spot=10,
+    spot_a_zone=4,
+    runs=60,
+    median_run_s=4 * HOUR,
+    hours=24.0,
+    keeper_killed_every_s=5 * HOUR,
 )
 
 
@@ -188,6 +194,7 @@ def main() -> None:
             "scale": scales,
             "growth": growth(*scales),
             "assign_ms": waiting,
+            "list_every_s": LIST_EVERY_S,
             "creations_allowed_a_minute": Limits().creations_per_minute,
             "seed": chosen.seed,
             "took_s": round(time.monotonic() - began),

@@ -114,6 +114,7 @@ def figures(
         "idle_slice_hours": round(idle_s(held, stays) / HOUR, 1),
         "leaked_slice_hours": round(audit.leaked_s / HOUR, 3),
         "leaks": dict(sorted(audit.leaks.items())[:5]),
+        "left_in_cloud": len(simulation.world.queued) + len(simulation.world.nodes),
         "dollars": round(dollars),
         "dollars_a_productive_chip_hour": round(dollars / max(1e-9, kept_s / HOUR), 3),
         "happened": dict(simulation.history.counts),

@@ -41,6 +41,8 @@ POOL = "fleet"
 DROPPED_S = 2.0
 # Waiting runs look at the leases this often, and only when something has become free.
 LOOK_EVERY_S = 5.0
+# Half as often as a run looks at its own slice: a pool is in no such hurry, and a week takes half the time.
+LIST_EVERY_S = 10.0
 # A killed keeper is started again by Prefect after so long.
 RESTART_S = 60.0
 
@@ -119,7 +121,7 @@ class Keepers:
     async def run(self) -> None:
         for number in itertools.count():
             cloud, book = Mortal(self.simulation.cloud), Mortal(self.book)
-            monitor = Monitor(cast(TpuCloud, cloud), self.simulation.clock)
+            monitor = Monitor(cast(TpuCloud, cloud), self.simulation.clock, LIST_EVERY_S)
             self.keeper = Keeper(
                 pool=POOL, options=self.options, request=self.request, cloud=cast(TpuCloud, cloud),
                 book=cast(LeaseBook, book), memory=self.memory, monitor=monitor, clock=self.simulation.clock,

@@ -54,11 +54,10 @@ class Run:
         return self.length_s - self.done_s
 
 
-def make_runs(count: int, mean_s: float, luck: Random) -> list[Run]:
-    """Runs of lognormal lengths: most are short, a few take days."""
-    spread = 0.8
-    median = mean_s / math.exp(spread**2 / 2)
-    return [Run(f"trial-{number:04}", median * math.exp(luck.gauss(0, spread))) for number in range(count)]
+def make_runs(count: int, median_s: float, luck: Random) -> list[Run]:
+    """Runs of lognormal lengths, at most three times the median: most are short, a few take days."""
+    lengths = [median_s * min(3.0, math.exp(luck.gauss(0, 0.7))) for _ in range(count)]
+    return [Run(f"trial-{number:04}", length) for number, length in enumerate(lengths)]
 
 
 def trained_s(host: ScriptedHost, since: float, now: float) -> float:
