@@ -1,7 +1,7 @@
 # tpu-relay. `make help` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-xla train test test-xla lint bench ui clean
+.PHONY: help setup setup-xla train up down status test test-xla lint bench ui clean
 
 # The first Python of 3.11 or newer; or name one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -47,6 +47,15 @@ $(READY_XLA): pyproject.toml | $(READY)
 
 train: $(READY) $(if $(filter xla,$(FRAMEWORK)),$(READY_XLA)) ## Run the main job: a training on emulated TPU slices that survives two preemptions (RUN=icl or bytelm, FRAMEWORK=jax or xla)
 	@$(BIN)/python -m deployments.demo $(RUN) --framework $(FRAMEWORK)
+
+up: $(READY) ## Start a Prefect server, an emulated Cloud TPU and a worker in the background, and deploy all flows
+	@$(BIN)/python -m deployments.local up
+
+down: $(READY) ## End what `make up` started; runs save first
+	@$(BIN)/python -m deployments.local down
+
+status: $(READY) ## Show what runs, where the UI is, which slices exist and what they cost an hour
+	@$(BIN)/python -m deployments.local status
 
 test: $(READY) lint ## Pass all tests (T='-k word' picks some)
 	@echo "== testing: about 12 minutes on 2 cores; no cloud is touched"

@@ -26,6 +26,8 @@ def settings(folder: Path) -> dict[str, str]:
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
         "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "100",
+        # In memory, a restart of the server would crash whatever holds a place of a concurrency limit.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
 
 
@@ -57,7 +59,7 @@ def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, 
             stderr=output,
         )
     try:
-        _wait_until_healthy(server, f"http://127.0.0.1:{port}/api/health", log)
+        wait_until_healthy(server, f"http://127.0.0.1:{port}/api/health", log)
         yield environment
     finally:
         server.terminate()
@@ -78,7 +80,7 @@ def free_port(wanted: int = 0) -> int:
         return listener.getsockname()[1]
 
 
-def _wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

@@ -7,6 +7,10 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from types import FrameType
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.runtime import flow_run
 
 STILL_CLEANING_UP = (
     "still cleaning up: slices cost money until the cloud says that they are gone. Ctrl-C once more leaves them; "
@@ -47,8 +51,8 @@ def cancelled_by_sigterm() -> Iterator[None]:
     """Let the first SIGTERM cancel the task that runs the block; later ones are ignored while it cleans up.
 
     Prefect's own handler raises an exception out of whatever the event loop happens to run at that moment,
-    which may be half of a deletion. A cancellation arrives where the flow waits. Prefect still hears through
-    its own channel whether a cancellation was asked for in its UI, and marks the flow run accordingly.
+    which may be half of a deletion. A cancellation arrives where the flow waits. But without its handler Prefect
+    takes what its UI asked for as a crash: `cancelled_in_prefect` tells the two apart.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -69,3 +73,15 @@ def cancelled_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def cancelled_in_prefect() -> bool:
+    """Whether somebody asked for this flow run's cancellation; False also if the server does not say."""
+    if flow_run.id is None:
+        return False
+    try:
+        async with get_client() as client:
+            state = (await client.read_flow_run(UUID(str(flow_run.id)))).state
+    except Exception:  # whatever it is, it must not hide how the flow ended
+        return False
+    return state is not None and (state.is_cancelling() or state.is_cancelled())

@@ -12,7 +12,7 @@ from prefect.states import Cancelled
 
 from flows.arguments import train_from_terminal
 from flows.plain_errors import log_plainly
-from flows.signals import cancelled_by_sigterm, patient_with_ctrl_c
+from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
 from tasks.progress import Progress
@@ -56,7 +56,12 @@ async def train(
             start_values(run.model_dump(mode="json"), changes or {}, fresh_name, str(flow_run.id))
         )
     with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
-        return await train_to_the_end(run, take_over, log)
+        try:
+            return await train_to_the_end(run, take_over, log)
+        except asyncio.CancelledError:
+            if not await cancelled_in_prefect():
+                raise
+            return Cancelled(message=f"{run.name} was cancelled; started again it goes on")
 
 
 async def train_to_the_end(

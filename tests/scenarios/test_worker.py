@@ -124,17 +124,15 @@ async def test_O4_cancelled_in_the_ui_nothing_is_left(worker: Worker, lab: Lab, 
         await lab.until(lab.emulator.nodes, "a node in creation")
     else:
         await lab.until_step(run.name, 20)
-    await cancel(flow_run)
-    done = await worker.ended(flow_run, CANCEL_S)
+    async with get_client() as client:
+        await client.set_flow_run_state(flow_run, Cancelling())  # as the UI does
+        async with asyncio.timeout(CANCEL_S):
+            while not (await client.read_flow_run(flow_run)).state.is_cancelled():  # type: ignore[union-attr]
+                await asyncio.sleep(0.2)
+    done = await worker.ended(flow_run)
     assert done.state is not None
     assert done.state.is_cancelled(), done.state
     lab.assert_nothing_left()
-
-
-async def cancel(flow_run: UUID) -> None:
-    """As the UI does."""
-    async with get_client() as client:
-        await client.set_flow_run_state(flow_run, Cancelling())
 
 
 async def test_O3_a_restarted_worker_takes_its_flow_runs_up(worker: Worker, lab: Lab):

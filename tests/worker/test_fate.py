@@ -24,26 +24,28 @@ def test_processes_that_a_cancellation_does_not_end_are_killed(seen: Seen, expec
 
 
 @pytest.mark.parametrize(
-    ("state", "starts", "expected"),
+    ("history", "starts", "expected"),
     [
-        (Completed(), 1, "leave"),
-        (Failed(), 1, "leave"),
-        (Cancelled(), 1, "leave"),
+        ([Running(), Completed()], 1, "leave"),
+        ([Running(), Failed()], 1, "leave"),
+        ([Running(), Cancelling(), Cancelled()], 1, "leave"),
         (None, 1, "leave"),
-        (Cancelling(), 1, "cancelled"),
-        (Cancelling(), 0, "cancelled"),
-        (AwaitingRetry(), 2, "again later"),
-        (Running(), 1, "again"),
-        (Crashed(), 3, "again"),
-        (Running(), 4, "crashed"),
-        (Crashed(), 4, "leave"),
+        ([Running(), Cancelling()], 1, "cancelled"),
+        ([Pending(), Cancelling()], 0, "cancelled"),
+        # Its end was taken for a crash, but nobody wants it any more.
+        ([Running(), Cancelling(), Crashed()], 1, "cancelled"),
+        ([Running(), AwaitingRetry()], 2, "again later"),
+        ([Pending(), Running()], 1, "again"),
+        ([Running(), Crashed()], 3, "again"),
+        ([Running()], 4, "crashed"),
+        ([Running(), Crashed()], 4, "leave"),
         # It never began: another start would end as this one did, for ever.
-        (Pending(), 0, "crashed"),
-        (Crashed(), 0, "leave"),
+        ([Pending()], 0, "crashed"),
+        ([Pending(), Crashed()], 0, "leave"),
     ],
 )
-def test_a_flow_run_whose_processes_are_gone(state: State | None, starts: int, expected: End):
-    assert end(state, starts, restarts=3) == expected
+def test_a_flow_run_whose_processes_are_gone(history: list[State] | None, starts: int, expected: End):
+    assert end(history, starts, restarts=3) == expected
 
 
 def test_only_a_cancellation_takes_the_right_to_live():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,16 +37,17 @@ def act(seen: Seen) -> Act:
     return "kill" if seen.unwanted_s is not None and seen.unwanted_s >= KILL_S else "wait"
 
 
-def end(state: State | None, starts: int, restarts: int) -> End:
-    """What a flow run becomes whose processes are gone, in `state` after so many `starts`; None is deleted."""
-    if state is None:
+def end(history: Sequence[State] | None, starts: int, restarts: int) -> End:
+    """What a flow run becomes whose processes are gone, of whose states the newest is last; None: it was deleted."""
+    if not history:
         return "leave"
-    if state.is_cancelling():
-        return "cancelled"
+    state = history[-1]
+    if state.is_cancelled() or state.is_completed() or state.is_failed():
+        return "leave"
+    if any(one.is_cancelling() for one in history):
+        return "cancelled"  # also of one whose end was taken for a crash
     if state.type is StateType.SCHEDULED:
         return "again later"  # somebody has seen to it already
-    if state.is_final() and not state.is_crashed():
-        return "leave"
     if 0 < starts <= restarts:  # what never began would only fail to begin again
         return "again"
     return "leave" if state.is_crashed() else "crashed"

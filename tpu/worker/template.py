@@ -18,7 +18,7 @@ from tpu.runs.config import RunConfig, Slice
 from tpu.topology import ACCELERATOR_TYPES
 
 # Fields of a run that a work pool may set, beside those of its slice.
-OF_A_RUN = ("pool", "max_cost", "budget", "secrets")
+OF_A_RUN = ("code", "pool", "max_cost", "budget", "secrets")
 # What Prefect's own variables would ask for in vain: names and labels of machines that this worker does not make.
 _NOT_OURS = ("name", "labels", "command")
 _WORDS = {"ips": "IPs"}

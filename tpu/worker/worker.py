@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import anyio.abc
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed
 from prefect.workers.base import BaseWorker, BaseWorkerResult
@@ -169,7 +169,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         log = self.get_flow_run_logger(flow_run)
         environment = _environment(folder, configuration, flow_run)
         now = await self._read(flow_run)
-        verdict = end(now and now.state, now.run_count if now else 0, configuration.restarts)
+        verdict = end(now and now[1], now[0].run_count if now else 0, configuration.restarts)
         if verdict in ("again", "again later"):
             folder.remove()
             if verdict == "again":
@@ -189,10 +189,13 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             )
         return 0
 
-    async def _read(self, flow_run: FlowRun) -> FlowRun | None:
+    async def _read(self, flow_run: FlowRun) -> tuple[FlowRun, list[State]] | None:
+        """The flow run and its states, the newest last; None if it was deleted."""
         while True:
             try:
-                return await self.client.read_flow_run(flow_run.id)
+                now = await self.client.read_flow_run(flow_run.id)
+                states = await self.client.read_flow_run_states(flow_run.id)
+                return now, sorted(states, key=lambda state: state.timestamp)
             except ObjectNotFound:
                 return None
             except Exception as error:
