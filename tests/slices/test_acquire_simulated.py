@@ -220,7 +220,7 @@ def test_two_simulations_of_a_seed_have_the_same_history():
 def test_V1_who_waits_for_the_answer_of_another_goes_on_when_it_is_a_success():
     async def story(simulation: Simulation) -> float:
         memory, clock = memory_of_process(simulation.clock), simulation.clock
-        await memory.note(OTHER, "early death", clock.time() - 100)
+        await memory.note(OTHER, "stockout", clock.time())
         await clock.sleep(300)
         request = SliceRequest(OTHER.zone, KIND, labels=ownership_labels("sim", "pytest"), deadline_s=HOUR)
 

@@ -82,6 +82,14 @@ def test_V1_of_those_who_come_after_the_pause_one_is_let_through():
         assert found == Fine()
 
 
+def test_V1_where_slices_only_die_early_nobody_waits_for_the_answer_of_another():
+    health = noted(PlaceHealth(), "early death", 0.0, 1.0)
+    health, first = let_through(health, 5.0)
+    assert first == Fine()
+    assert isinstance(let_through(health, 5.5)[1], Slowed)
+    assert let_through(health, 6.0)[1] == Fine()
+
+
 def test_V1_a_hundred_refusals_at_once_are_one_stockout():
     health = PlaceHealth()
     for number in range(100):

@@ -122,8 +122,9 @@ def verdict(health: PlaceHealth, now: float) -> Verdict:
     pause = min(pause_s(bad), _cycle_s(outcomes))
     until = last + pause
     if health.tried is not None and health.tried > last:
-        # Somebody's try is under way: its answer is waited for, if it does not take too long.
-        until = health.tried + (pause := max(pause, ANSWER_S))
+        # Somebody's try is under way. Where there was no capacity its answer is waited for, if that is not for long.
+        pause = max(pause, ANSWER_S) if _last_bad_one(outcomes).kind == "stockout" else pause
+        until = health.tried + pause
     if now >= until:
         return Fine()
     # A clock that was ahead of ours must not hold us for longer than a pause lasts.
@@ -168,7 +169,7 @@ def _cycle_s(outcomes: list[Outcome]) -> float:
     Refusals cost nothing but calls, so they say nothing. But a slice that lived for a little had been waited for: to
     pause longer than twice its whole time, from being asked for to its death, loses more than another try.
     """
-    last = next(one for one in reversed(outcomes) if one.kind != "success")
+    last = _last_bad_one(outcomes)
     return 2.0 * max(0.0, last.at - last.asked) if last.kind == "early death" else LONGEST_PAUSE_S
 
 
@@ -183,6 +184,10 @@ def _last_bad(outcomes: list[Outcome]) -> float | None:
     return next((one.at for one in reversed(outcomes) if one.kind != "success"), None)
 
 
+def _last_bad_one(outcomes: list[Outcome]) -> Outcome:
+    return next(one for one in reversed(outcomes) if one.kind != "success")
+
+
 def _without_success(outcomes: list[Outcome], asked: float) -> list[Outcome]:
     """Take back the success of what was asked for then, by whoever noted the moment."""
     near = [i for i, one in enumerate(outcomes) if one.kind == "success" and abs(one.asked - asked) <= 60.0]
@@ -193,7 +198,7 @@ def _without_success(outcomes: list[Outcome], asked: float) -> list[Outcome]:
 
 
 def _named(outcomes: list[Outcome]) -> str:
-    last = next(one for one in reversed(outcomes) if one.kind != "success")
+    last = _last_bad_one(outcomes)
     if last.kind == "stockout":
         return "no capacity"
     return f"a slice lost {last.at - last.asked:.0f} s after it was asked for"
