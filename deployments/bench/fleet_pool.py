@@ -164,7 +164,6 @@ class Queue:
         self._runs = {run.name: run for run in runs}
         self._waiting = {run.name: self._wanted(run, float(number)) for number, run in enumerate(runs)}
         self._unfinished = len(runs)
-        self._training: set[asyncio.Task[None]] = set()
         self.finished = asyncio.Event()
 
     def _wanted(self, run: Run, since: float) -> Wanted:
@@ -173,6 +172,10 @@ class Queue:
     async def serve(self) -> None:
         """Give out what becomes free, until all runs are finished."""
         self._changed(self._unfinished)
+        async with asyncio.TaskGroup() as training:
+            await self._give_out(training)
+
+    async def _give_out(self, training: asyncio.TaskGroup) -> None:
         while not self.finished.is_set():
             await sleep_unless(self._clock, LOOK_EVERY_S * 1000, self._book.freed, self.finished)
             self._book.freed.clear()
@@ -184,18 +187,8 @@ class Queue:
             for uid, decision in assign(head, ready, PoolSettings()).items():
                 if isinstance(decision, Take):
                     del self._waiting[uid]
-                    self._start(self._stay(self._runs[uid], decision.parts[0]))
+                    training.create_task(self._stay(self._runs[uid], decision.parts[0]))
             await self._clock.sleep(LOOK_EVERY_S)
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._training.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._training.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            raise task.exception()  # type: ignore[misc]
 
     async def _stay(self, run: Run, part: Part) -> None:
         """One attempt of a run on one chip, from taking it to giving it back."""
