@@ -1,36 +1,45 @@
-"""The parameters a flow run really starts with: those of its form, over what the work pool says."""
+"""The parameters a flow run really starts with: what its form and its deployment say, over what the work pool says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tpu.runs.config import parse_run_config
+from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.starting import start_values
 
 # A run that says for itself where or how it wants its slice is not sent to the pool's other places.
 _OWN_WAY = ("zone", "accelerator_type", "provisioning", "candidates")
 # What is true of one accelerator type on certain terms only.
 _OF_A_TYPE = ("price_an_hour", "runtime_version", "chips")
+# Fields whose own fields are filled one by one.
+_NESTED = ("slice", "budget", "secrets")
+_MODEL: dict[str, Any] = RunConfig(name="any", command=["any"]).model_dump(mode="json")
 
 
 def run_parameters(
-    parameters: Mapping[str, Any], defaults: Mapping[str, Any], flow_run_id: str
+    parameters: Mapping[str, Any],
+    deployed: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+    flow_run_id: str,
 ) -> dict[str, Any]:
-    """Parameters of a flow that trains a run, complete: changes made, a fresh name given, gaps filled from the pool.
+    """Parameters of a flow that trains a run, complete: gaps filled from the pool, changes made, a fresh name given.
 
-    Other flows (without a `run`) keep theirs. Done again with its own result, it changes nothing.
+    `deployed` are those of its deployment, `defaults` what the work pool says. Other flows (without a `run`) keep
+    theirs.
 
     Raises:
         tpu.runs.config.RunConfigError: the run could not be; one line for each wrong field.
     """
-    run = parameters.get("run")
+    run, stated = parameters.get("run"), deployed.get("run")
     if not isinstance(run, Mapping):
         return dict(parameters)
+    changes = parameters.get("changes") or {}
+    # Changes are what somebody said, so the pool must know them; only the name is not its business.
+    said = start_values(said_values(run, stated if isinstance(stated, Mapping) else {}), changes, False, "")
     values = start_values(
-        run, parameters.get("changes") or {}, bool(parameters.get("fresh_name")), flow_run_id
+        with_defaults(said, defaults), changes, bool(parameters.get("fresh_name")), flow_run_id
     )
-    values = with_defaults(values, defaults)
     parse_run_config(values)
     done = {"changes": {}, "fresh_name": False}
     return {**parameters, "run": values, **{name: done[name] for name in done if name in parameters}}
@@ -43,14 +52,31 @@ def run_name(parameters: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def said_values(run: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's values without those that nobody wrote: the UI's form sends every field, with the model's default.
+
+    What the deployment states was written, whatever it is.
+    """
+    said: dict[str, Any] = {}
+    for name, value in run.items():
+        if name in _NESTED and isinstance(value, Mapping):
+            written, model = stated.get(name) or {}, _MODEL[name]
+            value = {k: v for k, v in value.items() if k in written or k not in model or v != model[k]}
+            if not value:
+                continue
+        elif name in _MODEL and name not in stated and value == _MODEL[name]:
+            continue
+        said[name] = value
+    return said
+
+
 def with_defaults(run: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's values, and under them those of the work pool; what the run says, and be it null, stands."""
+    """A run's values, and under them those of the work pool."""
     filled = {**defaults, **run}
-    for name in ("budget", "secrets"):
-        if isinstance(run.get(name), Mapping):
-            filled[name] = {**defaults.get(name, {}), **run[name]}
-    own, pools = run.get("slice") or {}, defaults.get("slice", {})
-    filled["slice"] = {**_fitting(own, pools), **own} if isinstance(own, Mapping) else own
+    for name in _NESTED:
+        own, pools = run.get(name, {}), defaults.get(name, {})
+        if isinstance(own, Mapping):
+            filled[name] = {**(_fitting(own, pools) if name == "slice" else pools), **own}
     return filled
 
 

@@ -80,11 +80,21 @@ class _Variables(BaseVariables):
         )
         for name in _NOT_OURS:
             schema["properties"].pop(name, None)
+        for field in schema["properties"].values():
+            _without_null(field)
         first = [*Slice.model_fields, *OF_A_RUN]
         schema["properties"] = {
             name: schema["properties"][name] for name in sorted(schema["properties"], key=_place(first))
         }
         return schema
+
+
+def _without_null(field: dict[str, Any]) -> None:
+    """A field that may be left open is one that is not required: a choice between a text and null helps nobody."""
+    others = [one for one in field.get("anyOf", []) if one != {"type": "null"}]
+    if len(others) == 1 and field.get("default", 0) is None:
+        del field["anyOf"], field["default"]
+        field.update(others[0])
 
 
 def _place(first: list[str]) -> Any:
@@ -118,6 +128,11 @@ class CloudTpuConfiguration(BaseJobConfiguration):
     @classmethod
     def json_template(cls) -> dict[str, Any]:
         return {name: value for name, value in super().json_template().items() if name not in _NOT_OURS}
+
+    def deployed_parameters(self) -> dict[str, Any]:
+        """The parameters that the flow run's deployment states."""
+        deployment = self._related_objects.get("deployment")
+        return dict(deployment.parameters) if deployment is not None else {}
 
     def connection_environment(self) -> dict[str, str]:
         """The variables by which a flow finds its project, bucket and hosts, as far as the pool sets them."""

@@ -75,7 +75,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """Start the flow and return when its processes are gone and nothing of its run is left."""
         started = (task_status or anyio.TASK_STATUS_IGNORED).started
         try:
-            parameters = run_parameters(flow_run.parameters, configuration.defaults, str(flow_run.id))
+            parameters = _parameters(flow_run, configuration)
         except RunConfigError as error:
             self.get_flow_run_logger(flow_run).error("the run cannot be: %s", error)
             await self.client.set_flow_run_state(flow_run.id, Failed(message=str(error)), force=True)
@@ -228,6 +228,14 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             await asyncio.sleep(min(5.0 * 2**number, LONGEST_PAUSE_S))
         log.error("what is left of %s is left to the reaper: `relay reap`", record.run)
         folder.remove()
+
+
+def _parameters(flow_run: FlowRun, configuration: CloudTpuConfiguration) -> dict[str, Any]:
+    """Raises RunConfigError. A flow run that has begun before keeps what it began with."""
+    if flow_run.run_count:
+        return flow_run.parameters
+    deployed = configuration.deployed_parameters()
+    return run_parameters(flow_run.parameters, deployed, configuration.defaults, str(flow_run.id))
 
 
 def _environment(
