@@ -32,7 +32,7 @@ from tpu.emulator.queued import QueuedResources
 from tpu.emulator.simulation_client import CallCounts, SimulatedClient
 from tpu.emulator.simulation_clock import VirtualClock, VirtualTimeLoop, context_of, run_virtual
 from tpu.emulator.simulation_hosts import ScriptedFleet
-from tpu.emulator.simulation_weather import History, Weather, stockouts, stream
+from tpu.emulator.simulation_weather import History, Weather, stream
 from tpu.emulator.state import NodeRecord, World
 from tpu.emulator.tpu_service import TpuService
 
@@ -71,14 +71,9 @@ class Simulation:
 
     def let_stockouts_come(self, places: Iterable[Where]) -> None:
         """Begin the stockouts of these places, by the weather."""
-        context = context_of("cloud")
         for where in places:
-            luck = stream(self._seed, "place", *where)
-            work = stockouts(
-                self.world, self.clock, self._weather.places, where, luck, self.history,
-                lambda node: self.fleet.preempt(node, noticed=True),
-            )  # fmt: skip
-            context.run(self.world.background.start, work)
+            coming = self.fleet.stockouts(where, self._weather.places)
+            context_of("cloud").run(self.world.background.start, coming)
 
     def node(self, zone: str, name: str) -> NodeRecord | None:
         """What stands behind a node's name; None if the cloud knows none."""

@@ -10,9 +10,9 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tpu.clock import Clock
-from tpu.emulator.capacity import PREEMPTIBLE
+from tpu.emulator.capacity import PREEMPTIBLE, Where
 from tpu.emulator.fleet import show_addresses
-from tpu.emulator.simulation_weather import History, HostWeather, stream
+from tpu.emulator.simulation_weather import History, HostWeather, PlaceWeather, set_stockout, stream
 from tpu.emulator.state import NodeRecord, World
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ScriptedHost:
 
 
 class ScriptedFleet:
-    """Gives nodes scripted hosts, and lets fate have its way with them."""
+    """Gives nodes scripted hosts, and lets fate have its way with them and with the places they are in."""
 
     def __init__(self, world: World, clock: Clock, weather: HostWeather, seed: int, history: History) -> None:
         self._world = world
@@ -135,6 +135,23 @@ class ScriptedFleet:
         self._history.add("preempt", node.name)
         notice_s = self._world.settings.notice_s if noticed else 0.0
         self._world.background.start(self._nodes.preempt(node, notice_s=notice_s))
+
+    async def stockouts(self, where: Where, weather: PlaceWeather) -> None:
+        """Let stockouts of one place come and go, without end; each takes some of its spot nodes away."""
+        if weather.every_s is None:
+            return
+        luck, (zone, kind) = stream(self._seed, "place", *where), where
+        while True:
+            await self._clock.sleep(luck.expovariate(1 / weather.every_s))
+            self._history.add("stockout", f"{kind} in {zone}")
+            set_stockout(self._world, where, True)
+            names = self._world.nodes.names(zone)
+            for node in [self._world.nodes[name] for name in names if luck.random() < weather.takes_share]:
+                if node.where == where and node.state == "READY" and node.provisioning in PREEMPTIBLE:
+                    self.preempt(node, noticed=True)
+            await self._clock.sleep(luck.expovariate(1 / weather.lasts_s))
+            self._history.add("capacity", f"{kind} in {zone}")
+            set_stockout(self._world, where, False)
 
     async def kill(self, node: NodeRecord) -> None:
         fate = self._fates.pop(node, None)

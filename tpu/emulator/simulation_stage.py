@@ -11,7 +11,7 @@ from tpu.emulator.host_fleet import HostFleet
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.simulation_clock import ScaledClock
 from tpu.emulator.simulation_hosts import ScriptedFleet
-from tpu.emulator.simulation_weather import TYPICAL, History, stockouts, stream
+from tpu.emulator.simulation_weather import TYPICAL, History
 from tpu.emulator.state import World
 
 
@@ -34,11 +34,6 @@ def scripted_stage(world: World, speed: float, seed: int) -> Stage:
         fleet.attach(nodes)
         for zone in zones.GENERATIONS:
             for kind in zones.accelerator_types(zone):
-                luck = stream(seed, "place", zone, kind)
-                work = stockouts(
-                    world, clock, TYPICAL.places, (zone, kind), luck, history,
-                    lambda node: fleet.preempt(node, noticed=True),
-                )  # fmt: skip
-                world.background.start(work)
+                world.background.start(fleet.stockouts((zone, kind), TYPICAL.places))
 
     return Stage(clock, fleet, begin)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
 from tpu.clock import Clock
-from tpu.emulator.capacity import PREEMPTIBLE, Where
+from tpu.emulator.capacity import Where
 from tpu.emulator.errors import ApiError
 from tpu.emulator.faults import Fault
-from tpu.emulator.state import NodeRecord, World
+from tpu.emulator.state import World
 
 _ERRORS = ((14, "The service is currently unavailable."), (13, "an internal error has occurred"))
 
@@ -102,32 +101,6 @@ class History:
     def add(self, kind: str, what: str) -> None:
         self.events.append((round(self._clock.monotonic(), 6), f"{kind} {what}"))
         self.counts[kind] += 1
-
-
-async def stockouts(
-    world: World,
-    clock: Clock,
-    weather: PlaceWeather,
-    where: Where,
-    luck: Random,
-    history: History,
-    take: Callable[[NodeRecord], None],
-) -> None:
-    """Let stockouts of one place come and go, without end; `take` preempts a node."""
-    if weather.every_s is None:
-        return
-    zone, kind = where
-    while True:
-        await clock.sleep(luck.expovariate(1 / weather.every_s))
-        history.add("stockout", f"{kind} in {zone}")
-        set_stockout(world, where, True)
-        for name in [name for name in world.nodes.names(zone) if luck.random() < weather.takes_share]:
-            node = world.nodes[name]
-            if node.where == where and node.state == "READY" and node.provisioning in PREEMPTIBLE:
-                take(node)
-        await clock.sleep(luck.expovariate(1 / weather.lasts_s))
-        history.add("capacity", f"{kind} in {zone}")
-        set_stockout(world, where, False)
 
 
 def set_stockout(world: World, where: Where, on: bool) -> None:
