@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from tests.runs.conftest import until
 from tests.slices.test_pool import V4, wants
 from tpu.runs.eviction import Eviction
 from tpu.runs.membership import Membership, Withdrawn
 from tpu.slices import lease as leases
-from tpu.slices.lease import LEASE_TTL_S, Claim, Lease, LeaseState
-from tpu.slices.lease_book import MemoryLeaseBook, update
+from tpu.slices.lease import LEASE_TTL_S, Claim, Lease, LeaseState, MalformedLease
+from tpu.slices.lease_book import Kept, MemoryLeaseBook, update
 from tpu.slices.pool import Create, Decision, Evict, Take, Wait
 from tpu.slices.pool_settings import PoolSettings
 
@@ -230,6 +232,44 @@ async def test_claims_are_renewed_while_it_waits_and_given_back_when_it_has_some
     await decide(room.run("nobody", priority=-1))
     await high.leave()
     assert (await room.lease(claimed)).claim is None
+
+
+class FaultyBook(MemoryLeaseBook):
+    """A book in which one lease cannot be read for a while; `on_read` hears of each read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.damaged: str | None = None
+        self.on_read: Callable[[str], object] = lambda slice: None
+
+    async def read(self, pool: str, slice: str) -> Kept | None:
+        self.on_read(slice)
+        await asyncio.sleep(0)
+        if slice == self.damaged:
+            raise MalformedLease(f"{slice}.json cannot be understood")
+        return await super().read(pool, slice)
+
+    def beat(self, name: str) -> int:
+        (holder,) = self._kept[POOL][name].lease.holders
+        return holder.beat
+
+
+async def test_a_run_beats_on_whatever_becomes_of_one_of_its_leases(room: Room):
+    room.book = book = FaultyBook()
+    member = room.run("a")
+    await room.with_slice("s", member)
+    await room.with_slice("t", member)
+    book.damaged = "s"
+    member.start()
+    await until(lambda: any("s.json cannot be understood" in line for line in room.said), "a word about it")
+    book.damaged = None
+    await until(lambda: book.beat("s") >= 2 and book.beat("t") >= 2, "beats of both leases")
+    # One is given back while the other one is renewed.
+    book.on_read = lambda slice: member.held.pop("t", None) if slice == "s" else None
+    before = book.beat("s")
+    await until(lambda: book.beat("s") >= before + 3, "beats of the lease that is left")
+    assert not any("the lease of t" in line for line in room.said)
+    await member.leave()
 
 
 async def test_a_slice_that_is_being_made_is_left_for_a_free_one_or_an_eviction_only(room: Room):

@@ -302,9 +302,11 @@ class Membership:
         while True:
             await self._clock.sleep(LEASE_BEAT_S)
             for name in list(self.held):
+                if name not in self.held:  # given back while another one was renewed
+                    continue
                 try:
                     await self.renew(name)
-                except (StorageUnavailable, LeaseContended) as error:
+                except Exception as error:  # whatever it is: a beat that ends is taken for the run's death
                     self._report(f"the lease of {name} is not renewed, trying again: {error}")
 
     async def renew(self, name: str) -> None:
