@@ -195,28 +195,20 @@ class _Player:
         return node, f"host {host}"
 
     def _kill_program(self, how: Mapping[str, Any]) -> tuple[str, str]:
-        return self._kill_on_host(how, "tests.trainers.numpy_trainer")
+        return self._kill_on_host(how, f"RELAY_RUN_DIR={self.run_dir}", "tests.trainers.numpy_trainer")
 
     def _kill_supervisor(self, how: Mapping[str, Any]) -> tuple[str, str]:
-        return self._kill_on_host(how, "supervisor-", " start ")
+        # It names its run on its command line; what it starts names it in the environment.
+        return self._kill_on_host(how, "", "supervisor-", " start ", f"/{self._history.run.name}/")
 
-    def _kill_on_host(self, how: Mapping[str, Any], *words: str) -> tuple[str, str]:
-        node = self._node()
-        # Of a name that no other history has.
-        mine = [p.pid for p in marked_processes(f"RELAY_RUN_DIR={self.run_dir}") if p.alive]
-        if words[0].startswith("supervisor"):
-            mine = self._stage.emulator.processes()
-        found = [pid for pid in mine if all(word in _words(pid) for word in (*words, *self._own(words)))]
+    def _kill_on_host(self, how: Mapping[str, Any], marker: str, *words: str) -> tuple[str, str]:
+        node, found = self._node(), _processes(marker, *words)
         if not found:
             raise _NoTarget(f"no {words[0]}")
         pid = found[how["host"] % len(found)]
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return node, f"pid {pid}"
-
-    def _own(self, words: tuple[str, ...]) -> tuple[str, ...]:
-        """A supervisor names its run on its command line; what it starts names it in the environment."""
-        return (self._history.run.name,) if words[0].startswith("supervisor") else ()
 
     def _kill_flow(self, how: Mapping[str, Any]) -> tuple[None, str]:
         assert self._flow is not None
@@ -345,6 +337,23 @@ class _Seen:
             self._counts["commit"] = len(json.loads((self._folder / "fence.json").read_bytes())["commits"])
         if self._armed is not None and self.met is None and self._counts[self._armed[0]] > self._armed[1]:
             self.met = time.monotonic()
+
+
+def _processes(marker: str, *words: str) -> list[int]:
+    """Processes with all `words` on their command line and the marker, if there is one, in their environment."""
+    found = []
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        line = _words(pid)
+        if all(word in line for word in words) and marker.encode() in _environment(pid):
+            found.append(pid)
+    return sorted(found)
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def _words(pid: int) -> str:
