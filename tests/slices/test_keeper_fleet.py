@@ -121,7 +121,7 @@ async def run_after_run(fleet: Fleet, number: int, luck: random.Random) -> None:
         await fleet.clock.sleep(30.0)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_nothing_leaks_however_often_keepers_die(seed: int) -> None:
     async def story(simulation: Simulation) -> tuple[int, float]:
         fleet, luck = Fleet(simulation), random.Random(seed)
@@ -159,7 +159,7 @@ def test_nothing_leaks_however_often_keepers_die(seed: int) -> None:
 def test_a_fleet_costs_two_lists_a_zone_whatever_its_size() -> None:
     async def story(simulation: Simulation) -> tuple[float, float, float]:
         fleet = Fleet(simulation)
-        async with fleet.kept(300):
+        async with fleet.kept(200):
             await simulation.clock.sleep(HOUR)
             ready = len(await fleet.ready())
             per_zone = simulation.calls.lists_a_minute(600.0)
@@ -168,6 +168,6 @@ def test_a_fleet_costs_two_lists_a_zone_whatever_its_size() -> None:
 
     fair = Weather(hosts=HostWeather(mean_life_s=6 * HOUR))
     ready, lists, gets = simulate(story, seed=1, weather=fair)
-    assert ready >= 270
+    assert ready >= 180
     assert lists <= 13
     assert gets < 60
