@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -107,25 +107,33 @@ def _made(played: Played) -> list[tuple[str, str]]:
     return [(injected.fault, injected.told) for injected in played.outcome.injected]
 
 
+def by_fault(judged: Sequence[Judged]) -> dict[str, dict[str, int]]:
+    """How often each kind of trouble was made, in how many histories, and how many of these hold."""
+    kinds: dict[str, dict[str, int]] = {}
+    for one in judged:
+        for fault, times in (one.played.faults if one.played is not None else Counter()).items():
+            counts = kinds.setdefault(fault, {"times": 0, "histories": 0, "held": 0})
+            counts["times"] += times
+            counts["histories"] += 1
+            counts["held"] += not one.complaints
+    return dict(sorted(kinds.items()))
+
+
 def summary(judged: Sequence[Judged], left: Sequence[str]) -> dict[str, Any]:
     """Figures of all histories: share of those that hold, leaks, medians, and how each kind of trouble fared."""
     held = [one for one in judged if not one.complaints]
     played = [one.played for one in judged if one.played is not None]
-    kinds: dict[str, Counter[str]] = defaultdict(Counter)
-    for one in judged:
-        faults = one.played.faults if one.played is not None else Counter[str]()
-        for fault, times in faults.items():
-            kinds[fault] += Counter(times=times, histories=1, held=not one.complaints)
     return {
         "ratio": round(len(held) / len(judged), 4),
         "histories": len(judged),
-        "leaks": len(left) + sum(one.leaks for one in judged),
+        # What a history left is still there at the end, or has left with its host.
+        "leaks": max(len(left), sum(one.leaks for one in judged)),
         "attempts": median(one.attempts for one in played) if played else None,
         "starts": median(one.starts for one in played) if played else None,
-        "seconds": median(one.seconds for one in played) if played else None,
+        "seconds": round(median(one.seconds for one in played), 1) if played else None,
         "finished": sum(one.outcome.exit_code == 0 for one in played),
         "gave_up": sum(one.outcome.exit_code not in (0, None) for one in played),
-        "by_fault": {fault: dict(counts) for fault, counts in sorted(kinds.items())},
+        "by_fault": by_fault(judged),
         "failures": [
             {"seed": one.history.seed, "why": list(one.complaints)} for one in judged if one.complaints
         ],
