@@ -87,7 +87,8 @@ class Local:
         if self.own_server and self.server.pid() is None:
             self._start_server()
         say("deploying the flows of deployments/prefect.yaml")
-        self._prefect("work-pool", "create", POOL, "--type", "cloud-tpu", "--overwrite")
+        os.environ.update(self.environment())
+        asyncio.run(_work_pool())
         self._prefect("deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
         say("starting the worker")
         process = self.worker.start(
@@ -168,6 +169,28 @@ class Local:
         if not self.own_cloud:
             return f"project {self._given.get('TPU_RELAY_PROJECT') or self._given['GOOGLE_CLOUD_PROJECT']} (yours)"
         return f"emulated, process {record.pid}; its variables: python -m tpu.emulator env" if record else "–"
+
+
+async def _work_pool() -> None:
+    """Make our pool; of one that is there, only renew the form."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    from tpu.worker.template import renewed
+    from tpu.worker.worker import CloudTpuWorker
+
+    template = CloudTpuWorker.get_default_base_job_template()
+    async with get_client() as client:
+        try:
+            pool = await client.read_work_pool(POOL)
+        except ObjectNotFound:
+            await client.create_work_pool(
+                WorkPoolCreate(name=POOL, type=CloudTpuWorker.type, base_job_template=template)
+            )
+        else:
+            renewal = WorkPoolUpdate(base_job_template=renewed(template, pool.base_job_template))
+            await client.update_work_pool(POOL, renewal)
 
 
 async def _cancel(flow_run_ids: list[str]) -> None:

@@ -73,6 +73,8 @@ def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, 
 def free_port(wanted: int = 0) -> int:
     """A port of the loopback that nobody listens on: `wanted` if it is free, else any."""
     with socket.socket() as listener:
+        # Connections of a server that has ended linger for a minute; they are no listener.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", wanted))
         except OSError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from prefect.utilities.templating import apply_values
 from prefect.workers.base import BaseWorker
 
 from tpu.runs.config import Slice
-from tpu.worker.template import OF_A_RUN
+from tpu.worker.template import OF_A_RUN, renewed
 from tpu.worker.worker import CloudTpuWorker
 
 TEMPLATE = CloudTpuWorker.get_default_base_job_template()
@@ -38,3 +39,12 @@ def test_what_the_form_says_comes_to_the_run_and_what_it_leaves_open_does_not():
     assert filled.defaults["max_cost"] == 5
     assert "price_an_hour" not in filled.defaults["slice"]
     assert filled.connection_environment() == {"TPU_RELAY_BUCKET": "gs://b"}
+
+
+def test_what_people_set_in_a_pool_outlives_a_new_version_of_its_template():
+    old = copy.deepcopy(TEMPLATE)
+    old["variables"]["properties"]["zone"]["default"] = "us-east1-d"
+    del old["variables"]["properties"]["race"]
+    new = renewed(TEMPLATE, old)["variables"]["properties"]
+    assert (new["zone"]["default"], new["race"]) == ("us-east1-d", FORM["race"])
+    assert FORM["zone"]["default"] == "us-central2-b"

@@ -6,6 +6,7 @@ They are made of the models of a run's configuration, so that form and configura
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
@@ -104,6 +105,19 @@ def _place(first: list[str]) -> Any:
 _FIELDS: dict[str, Any] = {name: _field(name, field) for name, field in Slice.model_fields.items()}
 _FIELDS |= {name: _field(name, RunConfig.model_fields[name]) for name in OF_A_RUN}
 CloudTpuVariables: type[_Variables] = create_model("CloudTpuVariables", __base__=_Variables, **_FIELDS)
+
+
+def renewed(template: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """The template of this version with the values that people have set in the one of an existing work pool.
+
+    A pool's template is made once and knows nothing of fields that come later.
+    """
+    new = copy.deepcopy(dict(template))
+    had = old.get("variables", {}).get("properties", {})
+    for name, field in new["variables"]["properties"].items():
+        if had.get(name, {}).get("default") is not None:
+            field["default"] = had[name]["default"]
+    return new
 
 
 class CloudTpuConfiguration(BaseJobConfiguration):

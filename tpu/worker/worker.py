@@ -145,9 +145,9 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         key, since = str(flow_run.id), None
         log = self.get_flow_run_logger(flow_run)
         while True:
-            if process is not None:
-                process.poll()  # or it stays a zombie
-            alive = key in await asyncio.to_thread(flow_processes)
+            # A child that was started this moment has no environment to be known by yet.
+            child = process is not None and process.poll() is None
+            alive = child or key in await asyncio.to_thread(flow_processes)
             output.copy()
             if not unwanted(self._states.of(flow_run.id)):
                 since = None
