@@ -23,9 +23,11 @@ pool_app = typer.Typer(
 PoolName = Annotated[str, typer.Argument(metavar="NAME", help="name of a pool")]
 
 
-def _book() -> GcsLeaseBook:
+def _book(pool: str) -> GcsLeaseBook:
     from tpu.slices.lease_book import GcsLeaseBook
+    from tpu.slices.pool_settings import checked_name
 
+    checked_name(pool)
     return GcsLeaseBook(configured_connection().bucket)
 
 
@@ -34,7 +36,7 @@ def show(name: PoolName = "default") -> None:
     """Show a pool: its slices, who has their chips and since when, who waits for them, and what they have cost."""
     from tpu.slices.pool_showing import pool_lines
 
-    book = _book()
+    book = _book(name)
 
     async def look() -> list[str]:
         settings, kept = await asyncio.gather(book.settings(name), book.list(name, past=True))
@@ -48,7 +50,7 @@ def cost(name: PoolName = "default") -> None:
     """Say what a pool has cost: to each run that had chips of it, and while nobody had them."""
     from tpu.slices.pool_cost import cost_lines, pool_cost
 
-    book = _book()
+    book = _book(name)
     kept = asyncio.run(book.list(name, past=True))
     print("\n".join(cost_lines(pool_cost([one.lease for one in kept], time.time()))))
 
@@ -92,7 +94,7 @@ def set_(
     def change(settings: PoolSettings) -> PoolSettings:
         return dataclasses.replace(settings, **changes)
 
-    settings = asyncio.run(_book().set_settings(name, change))
+    settings = asyncio.run(_book(name).set_settings(name, change))
     print("\n".join(pool_lines(name, settings, [], time.time())[1:]))
 
 

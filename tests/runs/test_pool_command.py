@@ -42,10 +42,16 @@ def test_settings_are_changed_one_by_one_and_shown(book: GcsLeaseBook, terminal:
     [
         (("--min-slices", "1"), "wants candidates"),
         (("--idle-minutes", "-1"), "0 or more"),
+        (("--idle-minutes", "nan"), "0 or more"),
+        (("--evict-minutes", "inf"), "0 or more"),
         (("--max-slices", "many"), "a number or none"),
         (("--candidate", "v4-8"), "write a candidate as"),
         (("--candidate", "spot v4-9 in z"), "unknown accelerator type"),
         (("--candidate", "spot v4-8 in z at much"), "no number"),
+        (("--candidate", "spot v4-8 in z at -1"), "0 or more"),
+        (("--candidate", "spot v4-8 in z at nan"), "0 or more"),
+        (("größe", "--idle-minutes", "1"), "a pool is named by"),
+        (("a/b", "--idle-minutes", "1"), "a pool is named by"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(book: GcsLeaseBook, terminal: Terminal, words, sentence: str):

@@ -24,6 +24,7 @@ from pydantic import (
 from tpu.cloud.values import Provisioning
 from tpu.runs.plan import CheckpointRule, stop_steps
 from tpu.slices.candidate import Candidate
+from tpu.slices.pool_settings import NAME_PATTERN
 from tpu.topology import accelerator_type
 from tpu.train.settings import Training
 
@@ -218,7 +219,7 @@ class RunConfig(_Part):
     slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
     pool: str = Field(
         default="default",
-        pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
+        pattern=NAME_PATTERN,
         description="Pool of slices that the run takes its own from and gives it back to.",
     )
     priority: int = Field(
@@ -393,7 +394,7 @@ def parse_run_config(values: object) -> RunConfig:
             found = "" if problem["type"] in ("missing", "value_error") else f" (found {problem['input']!r})"
             if problem["type"] == "extra_forbidden":
                 message, found = _no_such_field(str(problem["loc"][-1])), ""
-            if problem["type"] == "string_pattern_mismatch" and where == "name":
+            if problem["type"] == "string_pattern_mismatch" and where in ("name", "pool"):
                 message = "lower-case letters, digits and dashes, at most 40, a letter first and no dash last"
             lines.append(f"{where}: {message}{found}")
         raise RunConfigError("\n".join(lines)) from None

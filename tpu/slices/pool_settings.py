@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import dataclass
 
 from tpu.slices.candidate import Candidate
 
+NAME_PATTERN = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
+
 
 class PoolSettingsError(ValueError):
     """Settings of a pool that cannot be; the message says which and what to write."""
+
+
+def checked_name(name: str) -> str:
+    """The name of a pool as it came.
+
+    Raises:
+        PoolSettingsError: no run could name it.
+    """
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise PoolSettingsError(
+            "a pool is named by lower-case letters, digits and dashes, at most 40, a letter first and no dash last; "
+            f"found {name!r}"
+        )
+    return name
 
 
 @dataclass(frozen=True)
@@ -22,7 +40,7 @@ class PoolSettings:
     preemption notice. `candidates` are the ways to get the slices of `min_slices`, in order.
 
     Raises:
-        PoolSettingsError: a negative number, more slices at least than at most, or no way to get them.
+        PoolSettingsError: a negative or infinite number, more slices at least than at most, or no way to get them.
     """
 
     idle_minutes: float = 0.0
@@ -34,8 +52,8 @@ class PoolSettings:
     def __post_init__(self) -> None:
         for name in ("idle_minutes", "min_slices", "max_slices", "evict_minutes"):
             value = getattr(self, name)
-            if value is not None and value < 0:
-                raise PoolSettingsError(f"{name} must be 0 or more, found {value:g}")
+            if value is not None and not (0 <= value < math.inf):  # neither holds for what is no number
+                raise PoolSettingsError(f"{name} must be a number of 0 or more, found {value:g}")
         if self.max_slices is not None and self.min_slices > self.max_slices:
             raise PoolSettingsError(
                 f"min_slices {self.min_slices} is more than max_slices {self.max_slices}: lower one or raise the other"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from typing import get_args
 
@@ -101,4 +102,6 @@ def parse_candidate(text: str) -> Candidate:
         price = float(words[3].removeprefix("$")) if len(words) == 4 else None
     except ValueError:
         raise PoolSettingsError(f"the price in {text!r} is no number: {words[3]}") from None
+    if price is not None and not (0 <= price < math.inf):  # neither holds for what is no number
+        raise PoolSettingsError(f"the price in {text!r} must be a number of 0 or more, found {words[3]}")
     return Candidate(words[2], accelerator_type(words[1]).name, terms[words[0]], price)
