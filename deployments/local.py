@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from tpu.emulator.emulator import (
     wait_until_gone,
     wait_until_ready,
 )
-from tpu.worker.processes import end_processes, flow_processes
+from tpu.worker.processes import end_processes
 from tpu.worker.where import worker_folder
 
 FOLDER = Path(".relay")
@@ -131,9 +132,11 @@ class Local:
         say(f"stopped: {', '.join(stopped)}" if stopped else "nothing runs here")
 
     def flows(self) -> list[str]:
-        """Ids of the flow runs of our pool whose processes live."""
-        folder = worker_folder(POOL, self.environment())
-        return sorted(key for key in flow_processes() if (folder / key).is_dir())
+        """Ids of the flow runs that our worker is not done with: their processes live, or what they left does."""
+        return sorted(path.parent.name for path in self._worker_folder().glob("*/record.json"))
+
+    def _worker_folder(self) -> Path:
+        return worker_folder(POOL, self.environment())
 
     def _end_flows(self) -> None:
         flows = self.flows()
@@ -147,6 +150,7 @@ class Local:
         for left in self.flows():
             say(f"flow run {left} did not end and is killed; `relay reap` deletes what it may have left")
             end_processes(left, signal.SIGKILL)
+            shutil.rmtree(self._worker_folder() / left, ignore_errors=True)
 
     def status(self) -> list[str]:
         """What runs and where, in a line each, and the slices with what they cost."""
