@@ -154,3 +154,13 @@ async def test_P11_the_end_of_a_slices_life_ends_the_wait_ahead_of_it(pair: Slic
         assert view.life_over == "a preemptible slice lives for 24 h"
         assert not any(host.failed for host in view.hosts)
         assert took_s < 3.0 + SETTLE_S + SLACK_S
+
+
+async def test_a_gang_with_its_last_commit_is_told_to_leave_by_nobody(pair: Slice) -> None:
+    # `committed` is -1 before the first commit: to this watch the gang has all that it is to have.
+    end = (time.time(), "a preemptible slice lives for 24 h")
+    spec = pair.gang(f"echo up; {FOREVER}")
+    async with followed(pair, spec, save_at=end, why_leave=lambda _: "evicted", last_step=-1) as gang:
+        await asyncio.sleep(2.5)
+        assert gang.going_on
+        assert not gang.view.told_to_leave

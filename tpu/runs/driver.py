@@ -207,16 +207,10 @@ class RunDriver:
         assert self._slices.slice is not None
         self._spec, self._concluding = spec, False
         eviction = Eviction()
-
-        def why_leave(committed: int) -> str | None:
-            if committed >= self.record.config.steps:  # it is about to leave by itself
-                return None
-            return self._slices.why_leave(committed, eviction)
-
         self._watch = GangWatch(
             self._slices.slice.hosts, spec, self._connection, self._identity, self._slices.word, self._clock,
             self._listener, self.record.config.progress_minutes * 60, self._slices.save_at(),
-            why_leave,
+            lambda committed: self._slices.why_leave(committed, eviction), self.record.config.steps,
         )  # fmt: skip
         for host in self._watch.view.hosts:
             host.ended_by_us = host.address in ended_by_us

@@ -132,11 +132,12 @@ class GangWatch:
         progress_s: float,
         save_at: tuple[float, str] | None = None,
         why_leave: Callable[[int], str | None] = lambda committed: None,
+        last_step: int | None = None,
     ) -> None:
         """`save_at` is when the gang has to save because its slice's life is over (since 1970), and which life.
 
         `why_leave` is asked with the last step that is committed, and says why the gang has to leave its slice to
-        others, as soon as that is so.
+        others, as soon as that is so. With a commit of `last_step` it is about to leave by itself, and told nothing.
         """
         self.view = GangView([HostView(address) for address in hosts])
         self._spec = spec
@@ -148,6 +149,7 @@ class GangWatch:
         self._progress_s = progress_s
         self._save_at = save_at
         self._why_leave = why_leave
+        self._last_step = last_step
         self._moved = asyncio.Event()
         self._dropped = asyncio.Event()
         self._last_progress = clock.monotonic()
@@ -333,14 +335,21 @@ class GangWatch:
 
     async def _watch_life(self, save_at: float, why: str) -> None:
         await self._clock.sleep(max(0.0, save_at - self._clock.time()))
-        self.view.life_over = why
-        self._moved.set()
+        if not self._complete:
+            self.view.life_over = why
+            self._moved.set()
 
     async def _watch_lease(self) -> None:
-        while (why := self._why_leave(self.view.committed)) is None:
+        while not self._complete:
+            if (why := self._why_leave(self.view.committed)) is not None:
+                self.view.evicted = why
+                self._moved.set()
+                return
             await self._clock.sleep(LEASE_LOOK_S)
-        self.view.evicted = why
-        self._moved.set()
+
+    @property
+    def _complete(self) -> bool:
+        return self._last_step is not None and self.view.committed >= self._last_step
 
     async def _watch_progress(self) -> None:
         while True:
