@@ -17,6 +17,7 @@ import typer
 
 from flows.configured import configured_connection
 from flows.pool_command import pool_app
+from flows.preflight_command import preflight
 
 if TYPE_CHECKING:
     from tpu.connection import Connection
@@ -27,6 +28,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.add_typer(pool_app, name="pool")
+app.command()(preflight)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of a run")]
 RunAtStep = Annotated[
