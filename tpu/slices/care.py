@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,13 +24,12 @@ from tpu.slices.candidate import Candidate
 from tpu.slices.condition import look_of, take_look
 from tpu.slices.deletion import send_deletion
 from tpu.slices.intent import node_request
-from tpu.slices.lease import Lease, LeaseRefused, LeaseState
+from tpu.slices.lease import Lease, LeaseRefused, LeaseState, MalformedLease
 from tpu.slices.lease_book import Kept, LeaseBook, LeaseContended, update
 from tpu.slices.life import Effect, LifeState, Signal
 from tpu.slices.monitor import Monitor, Watch
-from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.project_memory import ProjectMemory, Result, remembered
 from tpu.slices.request import SliceRequest
-from tpu.slices.shared import SharedContended
 from tpu.slices.zone_health import EARLY_DEATH_S
 
 # Work that goes on at one time; more would only queue up at the API and in the bucket.
@@ -147,12 +146,12 @@ class Care:
         try:
             while one.to_do:
                 if one.to_do[0] is Effect.CREATE:
-                    await self._clock.sleep(await self._memory.reserve_creation())
+                    await self._clock.sleep(await self._remembered(self._memory.reserve_creation(), 0.0))
                 async with self._limit:
                     await self._do(one, one.to_do[0])
                 one.to_do.pop(0)
                 one.tries = 0
-        except (CloudError, StorageUnavailable, LeaseContended, SharedContended) as error:
+        except (CloudError, StorageUnavailable, LeaseContended, LeaseRefused, MalformedLease) as error:
             one.tries += 1
             pause_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(one.tries - 1, 16))
             one.retry_at = self._clock.monotonic() + pause_s
@@ -161,6 +160,9 @@ class Care:
             one.busy = False
         if one.state is LifeState.GONE and not one.to_do:
             self._forget(one)
+
+    async def _remembered(self, asked: Awaitable[Result], otherwise: Result) -> Result:
+        return await remembered(asked, otherwise, self._report)
 
     async def _do(self, one: Cared, effect: Effect) -> None:
         now = self._clock.time()
@@ -233,19 +235,20 @@ class Care:
     ) -> None:
         """What a refusal says of the place goes into the project's memory; what it says of us is kept here."""
         if kind in _FULL:
-            await self._memory.note(candidate, "stockout", asked)
+            await self._remembered(self._memory.note(candidate, "stockout", asked), None)
         match answer_to(kind):
             case Answer.DROP if kind is ErrorKind.NO_QUOTA:
-                await self._memory.note_no_quota(candidate, quota_name(error.message) or error.message)
+                quota = quota_name(error.message) or error.message
+                await self._remembered(self._memory.note_no_quota(candidate, quota), None)
             case Answer.DROP:
                 self.shut[candidate] = (math.inf, error.message)
                 self._report(f"{candidate} is not asked for any more: {error.message}")
             case Answer.SLOWER:
-                await self._memory.creation_refused()
+                await self._remembered(self._memory.creation_refused(), None)
             case Answer.FREE_QUOTA:  # our dead slices are being deleted, as every dead one is
                 self.shut[candidate] = (self._clock.monotonic() + QUOTA_PAUSE_S, error.message)
             case Answer.AGAIN:
-                await self._memory.note(candidate, "early death", asked)
+                await self._remembered(self._memory.note(candidate, "early death", asked), None)
             case Answer.LATER:
                 pass
 
@@ -255,7 +258,7 @@ class Care:
             await self.change(one, lambda lease: leases.ready(lease, now))
         if one.ready_at is None:
             one.ready_at = now
-            await self._memory.note(one.lease.candidate, "success", one.lease.created)
+            await self._remembered(self._memory.note(one.lease.candidate, "success", one.lease.created), None)
 
     async def _note_loss(self, one: Cared) -> None:
         watch, candidate = one.watch, one.lease.candidate
@@ -264,11 +267,11 @@ class Care:
         queued = watch.answer[0] if watch.answer else None
         if queued is not None and queued.failure is not None:
             await self._note_refusal(candidate, queued.failure.kind, queued.failure, one.lease.created)
-        elif watch.view.preempted:
+        elif watch.view.preempted and not watch.view.gone:  # what is gone was most likely deleted, by a run say
             now = self._clock.time()
             ready = now if one.ready_at is None else one.ready_at
             if now - ready <= EARLY_DEATH_S:
-                await self._memory.note(candidate, "early death", one.lease.created)
+                await self._remembered(self._memory.note(candidate, "early death", one.lease.created), None)
 
     async def _delete(self, one: Cared) -> None:
         """Ask for the deletion of what there is. Of what is not there this is the confirmation."""
