@@ -14,6 +14,7 @@ from tpu.checkpoint.fence import MalformedFence
 from tpu.checkpoint.objects import BucketUnusable
 from tpu.cloud import CloudError
 from tpu.connection import ConnectionSettingsError
+from tpu.hosts.errors import HostUnreachable
 from tpu.runs.code import CodeError
 from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
 from tpu.runs.cost_limit import MaxCostReached
@@ -21,13 +22,16 @@ from tpu.runs.driver import AttemptEnded
 from tpu.runs.evaluation import EvaluationFailed
 from tpu.runs.event_log import MalformedEvent
 from tpu.runs.record import MalformedRecord, RunNameTaken
+from tpu.runs.sync import SyncError
 from tpu.runs.tenure import StopRequested
+from tpu.runs.trouble import SliceLost
 from tpu.slices.shared import MalformedShared, SharedContended
 
 EXPECTED = (
     AttemptEnded, CloudError, CodeError, ConnectionSettingsError, ControllerLost, EvaluationFailed, RunIsDriven,
     RunNameTaken, StopRequested, BucketUnusable, SecretTooShort, MalformedRecord, MalformedController, MalformedEvent,
-    MalformedFence, MaxCostReached, MalformedShared, SharedContended,
+    MalformedFence, MaxCostReached, MalformedShared, SharedContended, SliceLost,
+    HostUnreachable, SyncError,
 )  # fmt: skip
 
 

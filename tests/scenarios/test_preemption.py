@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.scenarios.conftest import Lab
+from tests.scenarios.prefect_record import log_with
 from tpu.checkpoint import files
 from tpu.runs.config import RunConfig
 from tpu.runs.evaluation import load_evaluation
@@ -89,6 +90,8 @@ async def test_P4_preempted_before_the_program_runs_it_is_not_to_blame(lab: Lab)
             await lab.preempt(run)
         assert lab.verdicts(run.name) == ["preempted", "finished"], moment
         lab.assert_as_undisturbed(run)
+        # It is told in a line: a traceback would send people to look for a mistake of their own.
+        assert "Traceback" not in await log_with(run.name, "ended: finished")
 
     await asyncio.gather(*map(train_and_preempt, ("sync", "attempt")))
 
