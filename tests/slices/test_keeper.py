@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.slices.test_provision import CLOCK
+from tests.slices.test_provision import CLOCK, until
+from tpu.checkpoint import objects
 from tpu.cloud import QueuedResourceRequest
 from tpu.cloud.google import GoogleTpuCloud
 from tpu.cloud.values import PREEMPTIBLE_LIFE_S
@@ -40,6 +41,7 @@ class Pool:
 
     def __init__(self, cloud: GoogleTpuCloud, bucket: str) -> None:
         self.cloud = cloud
+        self.bucket = bucket
         self.book = GcsLeaseBook(bucket)
         self.memory = memory_of_bucket(bucket, CLOCK)
         self.said: list[str] = []
@@ -290,3 +292,23 @@ async def test_P11_a_slice_whose_day_is_nearly_over_is_given_to_nobody(
         assert nodes(emulator) == {other.slice}
         keeper.want(0)
         await pool.until(LeaseState.GONE, 2)
+
+
+async def test_a_pool_is_kept_also_without_what_the_project_remembers(pool: Pool) -> None:
+    for name in ("zone-health", "creation-rate"):
+        objects.create_exclusive(f"{pool.bucket}/pools/{name}.json", b"{")
+    async with pool.kept() as keeper:
+        keeper.want(1)
+        (lease,) = await pool.until(LeaseState.READY, 1)
+        assert any("going on without" in line and "zone-health.json" in line for line in pool.said)
+        assert any("going on without" in line and "creation-rate.json" in line for line in pool.said)
+        # Somebody writes rubbish into a lease, and puts it in order again.
+        url = f"{pool.bucket}/pools/{POOL}/slices/{lease.slice}.json"
+        found = objects.read(url)
+        assert found is not None
+        generation = objects.compare_and_set(url, b"{", found[1])
+        broken = f"{lease.slice}.json: a lease cannot be understood"
+        await until(lambda: any(broken in line for line in pool.said), "a word about it")
+        objects.compare_and_set(url, found[0], generation)
+        keeper.want(0)
+        await pool.until(LeaseState.GONE, 1)

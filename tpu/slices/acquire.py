@@ -13,18 +13,16 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from tpu.checkpoint.retry import StorageUnavailable
 from tpu.cloud import CloudError, ErrorKind, TpuCloud
 from tpu.slices.candidate import Candidate
 from tpu.slices.clock import Clock
 from tpu.slices.dead import free_quota
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
-from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.project_memory import ProjectMemory, Result, remembered
 from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
 from tpu.slices.request import SliceRequest
-from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.slices.waiting import Waiting
 from tpu.slices.zone_health import Closed, Fine, Paused
 from tpu.unbroken import unbroken
@@ -36,8 +34,6 @@ _ASK_AGAIN_S = 5.0
 # A place that may not be asked now is looked at again after so long at the latest.
 _LOOK_AGAIN_S = 10.0
 _DELETE_S = 900.0
-
-Result = TypeVar("Result")
 
 
 class IntentBook(Protocol):
@@ -382,12 +378,7 @@ class _Acquisition:
         return longest * self._chance.uniform(0.8, 1.2)
 
     async def _remembered(self, asked: Awaitable[Result], otherwise: Result) -> Result:
-        """What the project remembers; it is no reason to have no slice that it cannot be asked."""
-        try:
-            return await asked
-        except (StorageUnavailable, SharedContended, MalformedShared) as error:
-            self._report(f"going on without what the project remembers of its zones: {error}")
-            return otherwise
+        return await remembered(asked, otherwise, self._report)
 
     # --- what is said -------------------------------------------------------------------------------
 

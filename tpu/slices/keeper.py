@@ -20,15 +20,15 @@ from tpu.slices import life
 from tpu.slices.candidate import Candidate
 from tpu.slices.care import Care, Cared
 from tpu.slices.deletion import SEND_AGAIN_S
-from tpu.slices.lease import Lease, LeaseObserver, LeaseRefused, LeaseState
+from tpu.slices.lease import Lease, LeaseObserver, LeaseRefused, LeaseState, MalformedLease
 from tpu.slices.lease_book import Kept, LeaseBook, LeaseContended, update
 from tpu.slices.life import Effect, LifeState, Signal
 from tpu.slices.life_limit import life_s
 from tpu.slices.monitor import Monitor
 from tpu.slices.names import slice_name
-from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
 from tpu.slices.pool_size import too_many
-from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.project_memory import ProjectMemory, remembered
 from tpu.slices.request import SliceRequest
 from tpu.slices.sizing import Option, at_least, lacking, not_needed, with_room
 from tpu.slices.zone_health import Closed, Fine
@@ -121,7 +121,7 @@ class Keeper:
                 self._wake.clear()
                 try:
                     await self._pass()
-                except (StorageUnavailable, LeaseContended) as error:
+                except (StorageUnavailable, LeaseContended, MalformedLease, PoolSettingsError) as error:
                     self._report(f"pool {self._pool}: {error}")
                 self._monitor.check()
                 await self._pause()
@@ -306,7 +306,7 @@ class Keeper:
             elif self._clock.monotonic() < until:
                 self.reasons[candidate] = why
             else:
-                answer = await self._memory.let_through(candidate)
+                answer = await remembered(self._memory.let_through(candidate), Fine(), self._report)
                 if isinstance(answer, Fine):
                     self.reasons[candidate] = "asked for"
                     return candidate

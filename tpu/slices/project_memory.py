@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.slices import creation_rate, zone_health
 from tpu.slices.candidate import Candidate
 from tpu.slices.creation_rate import RateLimit, Tokens
-from tpu.slices.shared import BucketShared, MemoryShared, Shared
+from tpu.slices.shared import BucketShared, MalformedShared, MemoryShared, Shared, SharedContended
 from tpu.slices.zone_health import Kind, Verdict, ZoneHealth
+
+Result = TypeVar("Result")
 
 _HEALTH, _RATE = "pools/zone-health.json", "pools/creation-rate.json"
 
@@ -79,6 +84,15 @@ class ProjectMemory:
     async def creation_refused(self) -> None:
         """The API has refused a creation as one too many."""
         await self._rate.change(lambda tokens: (creation_rate.emptied(tokens, self._clock.time()), None))
+
+
+async def remembered(asked: Awaitable[Result], otherwise: Result, report: Callable[[str], None]) -> Result:
+    """What the project remembers, or `otherwise` if it cannot be asked: it is a help, not a condition."""
+    try:
+        return await asked
+    except (StorageUnavailable, SharedContended, MalformedShared) as error:
+        report(f"going on without what the project remembers of its zones: {error}")
+        return otherwise
 
 
 def memory_of_bucket(bucket: str, clock: Clock, chance: random.Random | None = None) -> ProjectMemory:
