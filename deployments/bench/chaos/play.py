@@ -89,7 +89,7 @@ def play(stage: Stage, history: History) -> Played:
     left = player.left()
     fence = load_fence(player.run_dir)
     outcome = Outcome(
-        player.injected, code, player.log.read_text(errors="replace")[-4000:], load_events(player.run_dir),
+        player.injected, code, player.last_words(), load_events(player.run_dir),
         fence.commits, list(_wrong_bits(player.run_dir, history.run, fence)), left,
     )  # fmt: skip
     return Played(history, outcome, round(seconds, 1), player.starts, player.missed)
@@ -127,6 +127,9 @@ class _Player:
             time.sleep(LOOK_S)
             assert self._flow is not None
             if (code := self._flow.poll()) is not None:
+                if self._refused() and (rival := self._driver()) is not None:
+                    self._flow = rival
+                    continue
                 if struck is not None:
                     self.missed += [struck.fault, *(strike.fault for strike in moments)]
                 return code
@@ -134,6 +137,20 @@ class _Player:
             if struck is not None and self._is_time(struck) and self._strike(struck):
                 struck = next(moments, None)
         return None
+
+    def _refused(self) -> bool:
+        """Whether the flow that has ended was told that another one drives the run."""
+        assert self._flow is not None
+        return "is driven by" in _end_of(self._flow.log)
+
+    def _driver(self) -> Flow | None:
+        """The rival that took the run up when the flow was killed, if one did: it is the run's flow now."""
+        return next((rival for rival in self._rivals if "is driven by" not in _end_of(rival.log)), None)
+
+    def last_words(self) -> str:
+        """What the flow that ended the run said at last."""
+        assert self._flow is not None
+        return _end_of(self._flow.log)
 
     def _moments(self) -> Iterator[Strike]:
         for strike in self._history.strikes:
@@ -221,7 +238,9 @@ class _Player:
         return None, f"started again after {how['pause_s']:g} s"
 
     def _rival_flow(self, _: Mapping[str, Any]) -> tuple[None, str]:
-        self._rivals.append(self._start_flow(self.log.with_suffix(".rival.log")))
+        log = self.log.with_suffix(f".rival-{len(self._rivals) + 1}.log")
+        log.unlink(missing_ok=True)
+        self._rivals.append(self._start_flow(log))
         return None, "a second flow of the same run"
 
     def _api_error(self, how: Mapping[str, Any]) -> tuple[None, str]:
@@ -337,6 +356,10 @@ class _Seen:
             self._counts["commit"] = len(json.loads((self._folder / "fence.json").read_bytes())["commits"])
         if self._armed is not None and self.met is None and self._counts[self._armed[0]] > self._armed[1]:
             self.met = time.monotonic()
+
+
+def _end_of(log: Path) -> str:
+    return log.read_text(errors="replace")[-4000:] if log.exists() else ""
 
 
 def _processes(marker: str, *words: str) -> list[int]:
