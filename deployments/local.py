@@ -239,9 +239,11 @@ def say(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deployments.local", description=__doc__)
     parser.add_argument("do", choices=["up", "down", "status"])
-    local = Local(FOLDER, os.environ)
+    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where it keeps its files ({FOLDER})")
+    arguments = parser.parse_args()
+    local = Local(arguments.folder, os.environ)
     try:
-        match parser.parse_args().do:
+        match arguments.do:
             case "up":
                 local.up()
                 print("\n".join(local.status()))

@@ -103,60 +103,65 @@ async def worker(
         print(made.log.read_text())
 
 
-async def test_a_deployment_runs_to_completed_with_a_report(worker: Worker, lab: Lab):
-    run = lab.numpy_run("deployed", steps=20, every=10)
-    done = await worker.ended(await worker.submit(run))
+def is_cancelled(done: FlowRun) -> bool:
+    assert done.state is not None
+    return done.state.is_cancelled()
+
+
+def is_completed(done: FlowRun) -> bool:
     assert done.state is not None
     assert done.state.is_completed(), done.state
-    assert (done.name, done.parameters["run"]["slice"]["zone"]) == (run.name, "us-central2-b")
-    assert f"report-{run.name}" in {artifact.key for artifact in await artifacts()}
-    lab.assert_as_undisturbed(run)
-    assert "Finished in state Completed" in worker.log.read_text()
+    return True
 
 
-@pytest.mark.parametrize("phase", ["provisioning", "training"])
-async def test_O4_cancelled_in_the_ui_nothing_is_left(worker: Worker, lab: Lab, phase: str):
-    run = lab.numpy_run("unwanted", steps=400, every=20, step_s=0.1)
-    if phase == "provisioning":
-        lab.emulator.set_delay(600)
-    flow_run = await worker.submit(run)
-    if phase == "provisioning":
-        await lab.until(lab.emulator.nodes, "a node in creation")
-    else:
-        await lab.until_step(run.name, 20)
+async def test_O4_cancelled_in_the_ui_while_training_and_while_provisioning(worker: Worker, lab: Lab):
+    trains = lab.numpy_run("trains", steps=4000, every=20, step_s=0.1)
+    waits = lab.numpy_run("waits", steps=20, every=10)
+    flow_runs = [await worker.submit(trains)]
+    await lab.until(lambda: lab.events(trains.name, "attempt-started"), "an attempt")
+    lab.emulator.set_delay(600)
+    flow_runs.append(await worker.submit(waits))
+    await lab.until(lambda: lab.nodes_in("CREATING"), "a node in creation")
+    await lab.until_step(trains.name, 20)
     async with get_client() as client:
-        await client.set_flow_run_state(flow_run, Cancelling())  # as the UI does
-        async with asyncio.timeout(CANCEL_S):
-            while not (await client.read_flow_run(flow_run)).state.is_cancelled():  # type: ignore[union-attr]
-                await asyncio.sleep(0.2)
-    done = await worker.ended(flow_run)
-    assert done.state is not None
-    assert done.state.is_cancelled(), done.state
+        for flow_run in flow_runs:
+            await client.set_flow_run_state(flow_run, Cancelling())  # as the UI does
+        for flow_run in flow_runs:
+            async with asyncio.timeout(CANCEL_S):
+                state = Cancelling()
+                while not state.is_cancelled():
+                    await asyncio.sleep(0.2)
+                    state = (await client.read_flow_run(flow_run)).state or state
+    assert all([is_cancelled(await worker.ended(flow_run)) for flow_run in flow_runs])
     lab.assert_nothing_left()
+    assert lab.verdicts(trains.name) == ["cancelled"]
 
 
-async def test_O3_a_restarted_worker_takes_its_flow_runs_up(worker: Worker, lab: Lab):
-    run = lab.numpy_run("bereft", steps=200, every=20, step_s=0.1)
+async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_report(
+    worker: Worker, lab: Lab
+):
+    run = lab.numpy_run("bereft", steps=100, every=20, step_s=0.1)
     flow_run = await worker.submit(run)
     await lab.until_step(run.name, 20)
     await worker.stop()
     await worker.start()
-    await log_with(run.name, "which was restarted")
     done = await worker.ended(flow_run)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state
+    assert is_completed(done)
+    assert (done.name, done.parameters["run"]["slice"]["zone"]) == (run.name, "us-central2-b")
+    assert "which was restarted" in await log_with(run.name, "which was restarted")
+    assert "Finished in state Completed" in worker.log.read_text()
+    assert f"report-{run.name}" in {artifact.key for artifact in await artifacts()}
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)
 
 
-async def test_O1_all_processes_killed_the_run_goes_on_with_its_gang(worker: Worker, lab: Lab):
+async def test_O1_when_all_processes_are_killed_the_run_goes_on_with_its_gang(worker: Worker, lab: Lab):
     run = lab.numpy_run("all-killed", steps=200, every=20, step_s=0.1)
     flow_run = await worker.submit(run)
     await lab.until_step(run.name, 20)
     lab.kill(list(flow_processes()[str(flow_run)]))
     done = await worker.ended(flow_run)
-    assert done.state is not None
-    assert done.state.is_completed(), done.state
+    assert is_completed(done)
     assert done.run_count == 2
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)

@@ -1,0 +1,87 @@
+"""A page in headless Chromium, driven through its debugging protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import shutil
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+WAIT_S = 60.0
+
+
+class Page:
+    """One page."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._ids = itertools.count(1)
+
+    async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        mine = next(self._ids)
+        await self._socket.send(json.dumps({"id": mine, "method": method, "params": parameters}))
+        while True:
+            answer = json.loads(await self._socket.recv())
+            if answer.get("id") == mine:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of a JavaScript expression."""
+        result = await self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(str(result["exceptionDetails"])[:500])
+        return result["result"].get("value")
+
+    async def until(self, script: str) -> Any:
+        """Poll until a JavaScript expression gives something true."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                if value := await self.evaluate(script):
+                    return value
+                await asyncio.sleep(0.2)
+
+    async def click(self, text: str) -> None:
+        """Click the button of this text once it is there."""
+        await self.until(
+            "(() => { const found = [...document.querySelectorAll('button')]"
+            f".find(b => b.innerText.trim() === {json.dumps(text)} && !b.disabled);"
+            " if (found) found.click(); return !!found })()"
+        )
+
+
+def _address(file: Path) -> str:
+    """Where the one page of a browser is debugged, once the browser has said by a file how it is reached."""
+    while not file.exists() or "\n" not in file.read_text():
+        time.sleep(0.1)  # polling another process: there is nothing to be told by
+    with urllib.request.urlopen(f"http://127.0.0.1:{file.read_text().splitlines()[0]}/json") as answer:
+        return next(one for one in json.load(answer) if one["type"] == "page")["webSocketDebuggerUrl"]
+
+
+@contextlib.asynccontextmanager
+async def page(url: str, folder: Path) -> AsyncIterator[Page]:
+    """A page of a browser of its own, which ends with the block."""
+    assert CHROMIUM is not None
+    browser = await asyncio.create_subprocess_exec(
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1300,2400",
+        "--remote-debugging-port=0", f"--user-data-dir={folder}", url,
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(WAIT_S):
+            address = await asyncio.to_thread(_address, folder / "DevToolsActivePort")
+        async with connect(address, max_size=2**26) as socket:
+            yield Page(socket)
+    finally:
+        browser.terminate()
+        await browser.wait()
