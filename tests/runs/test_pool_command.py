@@ -48,6 +48,7 @@ def test_settings_are_changed_one_by_one_and_shown(book: GcsLeaseBook, terminal:
         (("--candidate", "v4-8"), "write a candidate as"),
         (("--candidate", "spot v4-9 in z"), "unknown accelerator type"),
         (("--candidate", "spot v4-8 in z at much"), "no number"),
+        (("--candidate", "spot v4-8 in a/b at 1"), "the zone in"),
         (("--candidate", "spot v4-8 in z at -1"), "0 or more"),
         (("--candidate", "spot v4-8 in z at nan"), "0 or more"),
         (("größe", "--idle-minutes", "1"), "a pool is named by"),

@@ -23,7 +23,7 @@ from pydantic import (
 
 from tpu.cloud.values import Provisioning
 from tpu.runs.plan import CheckpointRule, stop_steps
-from tpu.slices.candidate import Candidate
+from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.pool_settings import NAME_PATTERN
 from tpu.topology import accelerator_type
 from tpu.train.settings import Training
@@ -41,13 +41,20 @@ def _known_type(value: str) -> str:
     return accelerator_type(value).name
 
 
+def _zone_name(value: str) -> str:
+    if not re.fullmatch(ZONE_PATTERN, value):
+        raise ValueError(f"write a zone such as us-central2-b, found {value!r}")
+    return value
+
+
+_ZoneName = Annotated[str, AfterValidator(_zone_name)]
 _TypeName = Annotated[str, AfterValidator(_known_type)]
 
 
 class SliceCandidate(_Part):
     """Another way to get the slice. What is left out is as in `slice`."""
 
-    zone: str | None = Field(default=None, description="Zone to create it in.", examples=["us-east5-a"])
+    zone: _ZoneName | None = Field(default=None, description="Zone to create it in.", examples=["us-east5-a"])
     accelerator_type: _TypeName | None = Field(default=None, description="TPU type as Google names it.")
     provisioning: Provisioning | None = Field(default=None, description="On what terms.")
     price_an_hour: float | None = Field(
@@ -63,7 +70,7 @@ class Slice(_Part):
     accelerator_type: _TypeName = Field(
         default="v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"]
     )
-    zone: str = Field(
+    zone: _ZoneName = Field(
         default="us-central2-b", description="Zone to create it in.", examples=["us-central2-b"]
     )
     provisioning: Provisioning = Field(

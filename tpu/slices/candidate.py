@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from tpu.cloud.values import Provisioning
 
+# What can stand in the name of a zone at all; which ones there are says the cloud.
+ZONE_PATTERN = r"^[a-z][a-z0-9-]*$"
+
 
 @dataclass(frozen=True)
 class Candidate:

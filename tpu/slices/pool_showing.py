@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 from collections.abc import Sequence
 from typing import get_args
 
 from tpu.cloud.values import Provisioning
-from tpu.slices.candidate import Candidate
+from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.lease import Lease, LeaseState, Span
 from tpu.slices.pool_cost import pool_cost
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
@@ -98,6 +99,8 @@ def parse_candidate(text: str) -> Candidate:
             f"write a candidate as `spot v4-8 in us-central2-b at 3.22` (terms: {', '.join(terms)}; the price may be "
             f"left out); found {text!r}"
         )
+    if not re.fullmatch(ZONE_PATTERN, words[2]):
+        raise PoolSettingsError(f"the zone in {text!r} is none: write one such as us-central2-b")
     try:
         price = float(words[3].removeprefix("$")) if len(words) == 4 else None
     except ValueError:
