@@ -112,6 +112,13 @@ def test_giving_up_is_honest_only_if_the_budget_is_spent_on_what_was_made():
     assert judge(with_budget(infrastructure=0), given_up("infrastructure", "w0 was lost", None)) != []
 
 
+@pytest.mark.parametrize("reason", ["w0 was lost: refused", "w0: the connection broke while a command ran"])
+def test_a_connection_that_broke_is_what_dropped_ssh_looks_like(reason: str):
+    dropped = with_budget(infrastructure=0)
+    assert judge(dropped, given_up("infrastructure", reason, "drop-ssh")) == []
+    assert judge(dropped, given_up("infrastructure", reason, "stockout")) != []
+
+
 def test_a_program_is_blamed_only_with_its_own_words():
     fails = RUN.model_copy(update={"variables": {"NUMPY_FAIL": "exception@5"},
                                    "budget": RUN.budget.model_copy(update={"user_failure": 0})})  # fmt: skip
