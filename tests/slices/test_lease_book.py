@@ -97,3 +97,12 @@ async def test_settings_have_defaults_are_changed_one_at_a_time_and_checked(book
         PoolSettings(min_slices=2, max_slices=1, candidates=(V4,))
     with pytest.raises(PoolSettingsError, match="0 or more"):
         PoolSettings(idle_minutes=-1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"idle_minutes": null}', '{"max_slices": 1.5}', '{"evict_minutes": "10"}', '{"min_slices": true}'],
+)  # fmt: skip
+def test_settings_that_somebody_wrote_by_hand_are_checked(content: str):
+    with pytest.raises(PoolSettingsError, match=r"pool\.json cannot be understood"):
+        PoolSettings.from_json(content.encode())

@@ -52,8 +52,15 @@ class PoolSettings:
     def __post_init__(self) -> None:
         for name in ("idle_minutes", "min_slices", "max_slices", "evict_minutes"):
             value = getattr(self, name)
-            if value is not None and not (0 <= value < math.inf):  # neither holds for what is no number
-                raise PoolSettingsError(f"{name} must be a number of 0 or more, found {value:g}")
+            if name == "max_slices" and value is None:
+                continue
+            whole = name.endswith("_slices")
+            kind = int if whole else (int, float)
+            # Neither holds for what is no number, such as nan.
+            if isinstance(value, bool) or not isinstance(value, kind) or not (0 <= value < math.inf):
+                raise PoolSettingsError(
+                    f"{name} must be a {'whole ' if whole else ''}number of 0 or more, found {value!r}"
+                )
         if self.max_slices is not None and self.min_slices > self.max_slices:
             raise PoolSettingsError(
                 f"min_slices {self.min_slices} is more than max_slices {self.max_slices}: lower one or raise the other"
