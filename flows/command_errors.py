@@ -32,7 +32,7 @@ _WRONG_USAGE = (
     ConnectionSettingsError, RunConfigError, RunNotFound, RunNameTaken, TooFewSteps, NoSuchCheckpoint, NoSuchHost,
     NoLog, RouteError, TextNotFoundError, PoolSettingsError, UnknownAcceleratorType,
 )  # fmt: skip
-_PROBLEM = (
+PROBLEMS = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
     MalformedRecord, MalformedController, MalformedEvent, MalformedShared, SharedContended,
@@ -44,4 +44,4 @@ def exit_code(error: Exception) -> int | None:
     """The exit code for an error that its message explains; None for one that is a mistake of ours."""
     if isinstance(error, _WRONG_USAGE):
         return WRONG_USAGE
-    return PROBLEM if isinstance(error, _PROBLEM) else None
+    return PROBLEM if isinstance(error, PROBLEMS) else None

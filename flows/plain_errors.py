@@ -10,7 +10,7 @@ import logging
 from prefect.context import TaskRunContext
 
 from tasks.secrets import SecretTooShort
-from tpu.checkpoint.fence import MalformedFence
+from tpu.checkpoint.fence import FenceContended, MalformedFence
 from tpu.checkpoint.objects import BucketUnusable
 from tpu.cloud import CloudError
 from tpu.connection import ConnectionSettingsError
@@ -25,13 +25,16 @@ from tpu.runs.record import MalformedRecord, RunNameTaken
 from tpu.runs.sync import SyncError
 from tpu.runs.tenure import StopRequested
 from tpu.runs.trouble import SliceLost
+from tpu.slices.lease import MalformedLease
+from tpu.slices.lease_book import LeaseContended
+from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
 
 EXPECTED = (
     AttemptEnded, CloudError, CodeError, ConnectionSettingsError, ControllerLost, EvaluationFailed, RunIsDriven,
     RunNameTaken, StopRequested, BucketUnusable, SecretTooShort, MalformedRecord, MalformedController, MalformedEvent,
     MalformedFence, MaxCostReached, MalformedShared, SharedContended, SliceLost,
-    HostUnreachable, SyncError,
+    HostUnreachable, SyncError, FenceContended, LeaseContended, MalformedLease, PoolSettingsError,
 )  # fmt: skip
 
 
