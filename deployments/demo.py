@@ -60,7 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--ui", action="store_true", help="only serve the Prefect UI with the runs so far")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, leave)
     with contextlib.suppress(KeyboardInterrupt):
         if arguments.ui:
             serve_ui()
@@ -68,6 +68,12 @@ def main() -> None:
             demonstrate(
                 arguments.run, arguments.framework, arguments.preemptions, check=not arguments.no_check
             )
+
+
+def leave(*_: object) -> None:
+    """End in order: make passes SIGTERM on to whom a terminal or `timeout` has told already, so it comes twice."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
 
 
 def demonstrate(run: str, framework: str, preemptions: int, check: bool) -> None:

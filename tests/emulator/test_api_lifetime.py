@@ -165,6 +165,18 @@ def test_the_record_of_a_dead_emulator_names_nobody_else(tmp_path: Path):
     assert "no emulator runs" in run(tmp_path, "down")
 
 
+def test_down_in_another_folder_says_that_the_emulator_of_the_environment_lives(
+    emulator: Emulator, tmp_path: Path
+):
+    done = subprocess.run(
+        [sys.executable, "-m", "tpu.emulator", "down"], cwd=tmp_path, env=os.environ | emulator.env,
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "was started in another folder" in done.stderr
+    assert emulator.nodes() == []  # it answers
+
+
 def test_its_files_are_for_their_owner_only(emulator: Emulator):
     assert (emulator.state_dir / RECORD_NAME).stat().st_mode & 0o077 == 0
     assert emulator.state_dir.stat().st_mode & 0o077 == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -230,6 +231,12 @@ def _down(options: argparse.Namespace) -> None:
     folder = state_folder(options.state)
     record = read_record(folder)
     if record is None:
+        with contextlib.suppress(NotRunning):
+            find(options.state, os.environ)
+            raise EmulatorFailed(
+                f"no emulator runs in {folder}; the one that your environment leads to was started in another "
+                "folder: run `down` there, or name its state folder with --state"
+            )
         print(f"no emulator runs in {folder}")
         return
     os.kill(record.pid, signal.SIGTERM)
