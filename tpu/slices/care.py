@@ -267,7 +267,7 @@ class Care:
         queued = watch.answer[0] if watch.answer else None
         if queued is not None and queued.failure is not None:
             await self._note_refusal(candidate, queued.failure.kind, queued.failure, one.lease.created)
-        elif watch.view.preempted and not watch.view.gone:  # what is gone was most likely deleted, by a run say
+        elif watch.view.preempted and not watch.view.gone:  # what is gone was deleted, most likely by a run
             now = self._clock.time()
             ready = now if one.ready_at is None else one.ready_at
             if now - ready <= EARLY_DEATH_S:

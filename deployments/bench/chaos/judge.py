@@ -44,7 +44,10 @@ class Outcome:
 
 
 PREEMPTED, INFRASTRUCTURE, USER, FINISHED = "preempted", "infrastructure", "user failure", "finished"
-_LOST = r"was lost|the slice failed|hosts? cannot be reached|SSH connection|unreachable|Connection refused|the connection broke"
+_LOST = (
+    r"was lost|the slice failed|hosts? cannot be reached|SSH connection|unreachable|Connection refused"
+    r"|the connection broke"
+)
 _TAKEN = r"took the slice|preemption notice|preempted|PREEMPTED|lost while nobody watched|, before the gang had started"
 # Which verdicts a trouble may bring about, and how their reasons tell of it.
 _EXPLAINS: Mapping[str, Sequence[tuple[str, str]]] = {
