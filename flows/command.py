@@ -10,6 +10,7 @@ import asyncio
 import datetime
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -219,6 +220,8 @@ def extend(
     ] = None,
 ) -> None:
     """Let a run go on to more steps, or spend more; its numbers stay the same."""
+    from tpu.runs.cost_limit import check_above_spent
+    from tpu.runs.event_log import load_events
     from tpu.runs.record import extend as extend_run
     from tpu.runs.record import set_max_cost
 
@@ -228,6 +231,7 @@ def extend(
     _, directory = _run(run)
     told = []
     if max_cost is not None:
+        check_above_spent(run, load_events(directory), limit, time.time())
         set_max_cost(directory, limit)
         told.append("has no max_cost now" if limit is None else f"may cost ${limit:,.2f} in all")
     if steps is not None:

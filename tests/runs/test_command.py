@@ -19,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.runs.conftest import Track
+from tests.runs.histories import V4_8
 from tests.runs.terminal import Terminal, relay_process
 from tpu.checkpoint import files
 from tpu.checkpoint.digest import parameters_digest
@@ -217,6 +218,18 @@ def test_extend_and_fork(shown: Track, terminal: Terminal):
     )
     assert load_record(shown.directory("dear")).config.max_cost == 12.5
     assert terminal.relay("extend", "dear", "--max-cost", "none").out.startswith("dear has no max_cost now; ")
+    spent = V4_8 | {"slice": "a", "price_an_hour": 2.0, "chips": [0, 1, 2, 3]}
+    hours = iter([0.0, 3 * 3600])
+    log = EventLog(shown.directory("dear"), 1, lambda: next(hours))
+    log.append("slice-leased", **spent)
+    log.append("slice-released", slice="a", why="its end")
+    refused = terminal.relay("extend", "dear", "--max-cost", "6", "--steps", "70")
+    assert refused.code == 2
+    assert refused.sentence.startswith("dear has spent $6.00 already, so with a max_cost of $6.00")
+    assert refused.sentence.endswith("relay extend dear --max-cost N, N above 6.00, or none")
+    config = load_record(shown.directory("dear")).config
+    assert (config.max_cost, config.steps) == (None, 55)
+    assert terminal.relay("extend", "dear", "--max-cost", "7").code == 0
     assert terminal.relay("stop", "next").out.startswith("stopped: no gang and no slice is left; ")
 
 

@@ -5,12 +5,13 @@ What is looked at is the run's own history, so a driver that takes a run up know
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpu.clock import Clock
 from tpu.money import in_dollars
-from tpu.runs.config import RunConfig
+from tpu.runs.config import RunConfig, RunConfigError
 from tpu.runs.event_log import EventLog, RunEvent
 from tpu.runs.ledger import make_sum
 from tpu.runs.tenure import Tenure
@@ -79,6 +80,22 @@ async def _until_spent(
             )
         await clock.sleep(found.next_s)
     return found.spent
+
+
+def check_above_spent(run: str, events: Sequence[RunEvent], limit: float | None, now: float) -> None:
+    """A limit that is spent already would end the run before it has done anything. Pure.
+
+    Raises:
+        RunConfigError: the run with this history has spent `limit` dollars; the message says how much, and what to
+            write.
+    """
+    spent = make_sum(events, now).dollars or 0.0
+    if limit is not None and 0 < limit <= spent:
+        raise RunConfigError(
+            f"{run} has spent {in_dollars(spent)} already, so with a max_cost of {in_dollars(limit)} it could not go "
+            f"on; nothing was changed. Write more than that: relay extend {run} --max-cost N, N above "
+            f"{math.ceil(spent * 100) / 100:.2f}, or none"
+        )
 
 
 def reached_text(run: str, spent: float, limit: float) -> str:
