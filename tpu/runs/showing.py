@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from tpu.checkpoint.fence import load_fence
 from tpu.money import in_dollars
@@ -46,7 +47,7 @@ def describe_run(run_dir: str) -> list[str]:
         f"{'cost':14} {cost_text(ledger, record.config.max_cost)}",
         *([f"{'holds':14} {held}{_rate(ledger)}"] if held else []),
         *([f"{'checkpoints':14} {commits}"] if record.config.commits else []),
-        *(_event(event, record.config.commits) for event in events if event.kind in _SHOWN),
+        *event_lines(events, record.config.commits),
     ]
 
 
@@ -117,8 +118,43 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "extended", f"from {before} to {after} steps"
 
 
+def event_lines(events: Sequence[RunEvent], commits: bool) -> list[str]:
+    """What happened, a line each. Tries in a row to get a slice are one line a candidate: there may be hundreds."""
+    had = {e.detail["slice"] for e in events if e.kind in ("slice-ready", "slice-leased")}
+    never = {e.detail["slice"] for e in events if e.kind == "provision-failed"} - had
+    asked = {e.detail["slice"]: _candidate(e.detail) for e in events if e.kind == "slice-intended"}
+    lines: list[str] = []
+    tries: dict[str, list[RunEvent]] = {}
+    for event in events:
+        name = event.detail.get("slice")
+        if event.kind not in _SHOWN or (event.kind == "slice-deleted" and name in never):
+            continue
+        if event.kind == "provision-failed" and name in never:
+            tries.setdefault(asked.get(name, f"slice {name}"), []).append(event)
+            continue
+        lines += [*_tries(tries), _event(event, commits)]
+        tries = {}
+    return [*lines, *_tries(tries)]
+
+
+def _candidate(asked: Mapping[str, Any]) -> str:
+    return f"{asked['provisioning']} {asked['accelerator_type']} in {asked['zone']}"
+
+
+def _tries(tries: Mapping[str, Sequence[RunEvent]]) -> Iterator[str]:
+    for candidate, failed in tries.items():
+        last = failed[-1]
+        reason = last.detail["reason"].splitlines()[0]
+        if len(failed) > 1:
+            reason = f"{len(failed)} tries since {_at(failed[0])}; the last one: {reason}"
+        yield f"{_at(last)} {candidate} was not had: {reason}"
+
+
+def _at(event: RunEvent) -> str:
+    return datetime.datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S")
+
+
 def _event(event: RunEvent, commits: bool) -> str:
-    at = datetime.datetime.fromtimestamp(event.time).strftime("%m-%d %H:%M:%S")
     detail = event.detail
     match event.kind:
         case "attempt-started":
@@ -149,4 +185,4 @@ def _event(event: RunEvent, commits: bool) -> str:
             told = f"slice {detail['slice']} is deleted: {detail['why']}"
         case _:
             told = f"slice {detail['slice']} is ready"
-    return f"{at} {told.splitlines()[0]}"
+    return f"{_at(event)} {told.splitlines()[0]}"
