@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from tpu.checkpoint.files import write
 from tpu.checkpoint.objects import StaleGeneration
 from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.slices.candidate import Candidate
-from tpu.slices.lease import Holder, Lease, LeaseRefused, gone, intend, ready, take
+from tpu.slices.lease import Holder, Lease, LeaseRefused, MalformedLease, gone, intend, ready, take
 from tpu.slices.lease_book import GcsLeaseBook, LeaseBook, LeaseExists, MemoryLeaseBook, update
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
 
@@ -86,6 +87,20 @@ async def test_only_what_changed_is_read_again(emulator: Emulator, monkeypatch: 
     monkeypatch.setattr(GcsLeaseBook, "_read", staticmethod(lambda url: read.append(url) or original(url)))
     assert len(await book.list("p")) == 2
     assert [url.rpartition("/")[2] for url in read] == ["b.json"]
+
+
+async def test_a_damaged_lease_is_told_once_and_costs_the_others_nothing(emulator: Emulator):
+    bucket = Connection.from_environment(emulator.env).bucket
+    told: list[str] = []
+    book = GcsLeaseBook(bucket, told.append)
+    kept = await book.create(lease("a"))
+    write(f"{bucket}/pools/p/slices/odd.json", b"{")
+    for _ in range(2):
+        assert await book.list("p") == [kept]
+    assert len(told) == 1
+    assert "odd.json" in told[0]
+    with pytest.raises(MalformedLease, match="odd"):  # who puts a project in order has to know
+        await GcsLeaseBook(bucket).list("p")
 
 
 async def test_settings_have_defaults_are_changed_one_at_a_time_and_checked(book: LeaseBook):

@@ -142,7 +142,8 @@ async def _driving(
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     wanted = run_wanted(record, connection, identity)
-    member = Membership(GcsLeaseBook(connection.bucket), record.config.pool, wanted, clock, report)
+    book = GcsLeaseBook(connection.bucket, report)
+    member = Membership(book, record.config.pool, wanted, clock, report)
     async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
         driver = RunDriver(
             record=record, run_dir=run_dir, connection=connection, identity=identity, tenure=tenure,

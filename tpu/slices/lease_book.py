@@ -89,9 +89,12 @@ async def update(book: LeaseBook, pool: str, slice: str, change: Callable[[Lease
 class GcsLeaseBook:
     """Leases as `<bucket>/pools/<pool>/slices/<slice>.json`, settings as `<bucket>/pools/<pool>/pool.json`."""
 
-    def __init__(self, bucket: str) -> None:
+    def __init__(self, bucket: str, on_damaged: Callable[[str], None] | None = None) -> None:
+        """With `on_damaged` lists leave out what cannot be read, and it is told of each once; else they raise."""
         self._bucket = bucket.rstrip("/")
         self._known: dict[tuple[str, bool], dict[str, Kept]] = {}
+        self._on_damaged = on_damaged
+        self._told: set[str] = set()
 
     async def list(self, pool: str, *, past: bool = False) -> list[Kept]:
         return await asyncio.to_thread(self._list, pool, past)
@@ -112,12 +115,23 @@ class GcsLeaseBook:
         read: list[Kept | None] = []
         if changed:
             with ThreadPoolExecutor(min(READERS, len(changed))) as readers:
-                read = list(readers.map(self._read, changed))
+                read = list(readers.map(self._read_or_tell, changed))
         known = same | {url: kept for url, kept in zip(changed, read, strict=True) if kept is not None}
         self._known[pool, past] = known
         kept = (known[listed.url] for listed in found if listed.url in known)
         # One may have gone between the listing and the reading.
         return [one for one in kept if past or one.lease.state is not LeaseState.GONE]
+
+    def _read_or_tell(self, url: str) -> Kept | None:
+        try:
+            return self._read(url)
+        except leases.MalformedLease as error:
+            if self._on_damaged is None:
+                raise
+            if url not in self._told:
+                self._told.add(url)
+                self._on_damaged(f"a slice of the pool is left alone, since its lease is damaged: {error}")
+            return None
 
     async def read(self, pool: str, slice: str) -> Kept | None:
         return await asyncio.to_thread(self._read, self._url(pool, slice))
