@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tpu.cloud import CloudError
@@ -92,7 +92,8 @@ async def one_run(
         return "too late"
     except CloudError:
         return "refused" if candidates == (NONE,) else "refused wrongly"
-    assert book.open == {ready.name}
+    # A deletion that the cloud has not confirmed in time stays in the book: a boot under way is let end first.
+    assert ready.name in book.open
     assert candidate_of(ready) in candidates
     await simulation.clock.sleep(luck.expovariate(1 / HOUR))
     await delete_slice(simulation.cloud, ready.zone, ready.name, simulation.clock, HOUR)
@@ -105,8 +106,9 @@ def candidate_of(ready: ReadySlice) -> Candidate:
     return Candidate(ready.zone, request.accelerator_type, request.provisioning)
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 10**6))
+@example(1)  # a loser of a race boots for longer than its deletion is waited for
 def test_whatever_the_cloud_does_nothing_is_left_and_nothing_is_made_unwritten(seed: int):
     async def story(simulation: Simulation) -> None:
         memory, luck = memory_of_process(simulation.clock), random.Random(seed)
@@ -130,6 +132,7 @@ def test_whatever_the_cloud_does_nothing_is_left_and_nothing_is_made_unwritten(s
         )
         assert not watching.done() or watching.result() is None
         watching.cancel()
+        await simulation.clock.sleep(2 * HOUR)
         # Also those that were told as unconfirmed are gone by now, or the book names them.
         left = {name.rpartition("/")[2] for name in (*simulation.world.queued, *simulation.world.nodes)}
         assert left <= {name for book in books for name in book.open}
