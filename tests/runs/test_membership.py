@@ -188,11 +188,16 @@ async def test_an_evicted_run_hears_of_it_with_its_next_beat_and_who_gave_up_is_
     await room.settle(max_slices=1, evict_minutes=3)
     low, high = room.run("low"), room.run("high", priority=5)
     await room.with_slice("s", low)
-    assert isinstance(await decide(high), Evict)
+    decision = await decide(high)
+    assert isinstance(decision, Evict)
+    told = "evicted for being of lower priority: low leaves at its next commit, or in 3 minutes at the latest"
+    assert decision.reason == told
+    assert (await decide(high)).reason == told  # as long as it goes on: it is said once
     await low.renew("s")
     assert low.evicted["s"].run == "high"
     assert low.settings.evict_minutes == 3
-    assert any("high (priority 5) wants s" in line for line in room.said)
+    told = "high (priority 5) wants s: leaving at the next commit, or in 3 minutes at the latest"
+    assert room.said == [told]
     await high.leave()
     await low.renew("s")
     assert low.evicted == {}

@@ -1,7 +1,7 @@
 """A run's place in its pool: the leases that it holds, the beat that keeps them, and what it hears by them.
 
 A lease that is lost is like a slice that is lost: the run leaves it alone. Another run's due claim on its chips says
-that this one is to leave at its next commit.
+that this one is to leave at its next commit, or when that takes too long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tpu.slices.candidate import Candidate
 from tpu.slices.lease import LEASE_BEAT_S, Claim, Holder, Lease, LeaseObserver, LeaseRefused, LeaseState
 from tpu.slices.lease_book import Kept, LeaseBook, LeaseContended, update
 from tpu.slices.pool import Decision, Evict, Part, Take, Wait, Wanted, assign, evictor
-from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_settings import PoolSettings, in_minutes
 from tpu.slices.pool_size import keeps, too_many
 from tpu.topology import accelerator_type
 
@@ -332,7 +332,9 @@ class Membership:
         elif name not in self.evicted:
             self.settings = await self._book.settings(self._pool)
             self.evicted[name] = claim
-            self._report(f"{claim.run} (priority {claim.priority}) wants {name}: leaving at the next commit")
+            latest = in_minutes(self.settings.evict_minutes)
+            who = f"{claim.run} (priority {claim.priority})"
+            self._report(f"{who} wants {name}: leaving at the next commit, or {latest}")
 
     def _holder(self, chips: tuple[int, ...]) -> Holder:
         return Holder(self._wanted.run, self._wanted.uid, chips, self._wanted.priority)

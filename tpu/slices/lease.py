@@ -66,7 +66,8 @@ class Claim:
     """Who is to have chips next.
 
     Not `due`: the claimer waits for something else, such as its other slices, and the chips may be lent to runs of
-    lower priority meanwhile. `due`: whoever holds them leaves at its next commit.
+    lower priority meanwhile. `due`: whoever holds them leaves at its next commit, or evict_minutes later; `since` is
+    then since when it is due.
     """
 
     run: str
@@ -300,7 +301,7 @@ def claim(lease: Lease, wanted: Claim, now: float) -> Lease:
         claim=replace(
             wanted,
             chips=tuple(sorted(wanted.chips)),
-            since=mine.since if mine else now,
+            since=mine.since if mine and mine.due == wanted.due else now,
             beat=mine.beat + 1 if mine else 0,
         ),
     )

@@ -1,7 +1,7 @@
 """Who of those that wait gets which slice or chips: pure decisions over leases, each with a sentence that says why.
 
 A run takes what is free and fits; else a slice is made, as long as the pool may grow; else runs of lower priority are
-evicted, at their next commit and as whole gangs; else it waits, next in line for a slice.
+evicted, as whole gangs; else it waits, next in line for a slice.
 
 One call costs about as much as looking at each lease and each waiting run once: whoever has thousands of either calls
 it as often as something changes.
@@ -94,7 +94,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Evict:
-    """Claim these as due: their holders, the runs `victims`, leave at their next commit. Then decide anew."""
+    """Claim these as due: their holders, the runs `victims`, leave. Then decide anew."""
 
     parts: tuple[Part, ...]
     victims: tuple[str, ...]
@@ -147,6 +147,7 @@ class _Pool:
         self._shelves: dict[Kind, Shelf] = defaultdict(Shelf)
         self._gang_chips: dict[str, int] = defaultdict(int)
         self._evicted: set[str] = set()
+        self._settings = settings
         self._max = settings.max_slices
         living = 0
         for lease in leases:
@@ -302,7 +303,8 @@ class _Pool:
         for one in lent:
             one.claim = Claim(wanted.run, wanted.uid, wanted.priority, one.lease.all_chips, due=True)
         parts = tuple(_part(one, one.lease.all_chips) for one in lent)
-        return Evict(parts, tuple(victims), "all slices of the gang are ready", reserve)
+        told = f"all slices of the gang are ready; {self._settings.leaves(tuple(victims))}"
+        return Evict(parts, tuple(victims), told, reserve)
 
     def _kinds_beside(self, wanted: Wanted, shelf: Shelf, found: list[Shelved]) -> tuple[Candidate, ...]:
         """All slices of a gang are of one kind: what is to be made beside those that it has."""
@@ -341,10 +343,7 @@ class _Pool:
             parts.append(_part(one, one.claim.chips))
         if not parts:
             return None
-        told = ", ".join(victims) or "nobody"
-        return Evict(
-            tuple(parts), tuple(victims), f"{told} of lower priority leave at their next commit", reserve
-        )
+        return Evict(tuple(parts), tuple(victims), self._leaving(victims), reserve)
 
     def _evict(
         self, wanted: Wanted, shelves: list[Shelf], number: int | None, count: int, reserve: tuple[Part, ...]
@@ -361,8 +360,10 @@ class _Pool:
             self._evicted |= {holder.uid for holder in leaving}
             one.claim = Claim(wanted.run, wanted.uid, wanted.priority, target.chips, due=True)
         parts = tuple(_part(shelf.slices[target.slice], target.chips) for shelf, target in chosen)
-        told = f"{', '.join(victims)} of lower priority leave at their next commit"
-        return Evict(parts, tuple(victims), told, reserve)
+        return Evict(parts, tuple(victims), self._leaving(victims), reserve)
+
+    def _leaving(self, victims: Iterable[str]) -> str:
+        return f"evicted for being of lower priority: {self._settings.leaves(tuple(victims))}"
 
     def _victims(
         self, wanted: Wanted, shelves: list[Shelf], number: int | None, count: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpu.slices.candidate import Candidate
@@ -30,6 +31,15 @@ def checked_name(name: str) -> str:
     return name
 
 
+def in_minutes(minutes: float) -> str:
+    """When an evicted run that has not committed is stopped; nothing is left once its time is over."""
+    if minutes <= 0:
+        return "at once"
+    if minutes < 1:
+        return f"in {math.ceil(minutes * 60)} s at the latest"
+    return f"in {round(minutes, 1):g} minute{'' if minutes == 1 else 's'} at the latest"
+
+
 @dataclass(frozen=True)
 class PoolSettings:
     """The settings of one pool.
@@ -48,6 +58,11 @@ class PoolSettings:
     max_slices: int | None = None
     evict_minutes: float = 10.0
     candidates: tuple[Candidate, ...] = ()
+
+    def leaves(self, who: Sequence[str]) -> str:
+        """In words: when these runs leave once they are evicted."""
+        verb = "leaves at its" if len(who) == 1 else "leave at their"
+        return f"{', '.join(who) or 'nobody'} {verb} next commit, or {in_minutes(self.evict_minutes)}"
 
     def __post_init__(self) -> None:
         for name in ("idle_minutes", "min_slices", "max_slices", "evict_minutes"):

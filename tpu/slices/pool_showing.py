@@ -12,7 +12,7 @@ from tpu.cloud.values import Provisioning
 from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.lease import Lease, LeaseState, Span
 from tpu.slices.pool_cost import pool_cost
-from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
+from tpu.slices.pool_settings import PoolSettings, PoolSettingsError, in_minutes
 from tpu.topology import accelerator_type
 
 LAST_SPANS = 5
@@ -30,7 +30,7 @@ def pool_lines(name: str, settings: PoolSettings, leases: Sequence[Lease], now: 
     ]
     lines += [f"min_slices are had as {candidate}" for candidate in settings.candidates]
     for lease in sorted(there, key=lambda lease: (lease.created, lease.slice)):
-        lines += ["", *slice_lines(lease, now)]
+        lines += ["", *slice_lines(lease, settings, now)]
     cost = pool_cost(leases, now)
     if cost.by_run or cost.idle:
         lines += [
@@ -41,7 +41,7 @@ def pool_lines(name: str, settings: PoolSettings, leases: Sequence[Lease], now: 
     return lines
 
 
-def slice_lines(lease: Lease, now: float) -> list[str]:
+def slice_lines(lease: Lease, settings: PoolSettings, now: float) -> list[str]:
     """One slice: what it is, who has it and since when, who wants it, and its last uses."""
     why = f" ({lease.why})" if lease.why else ""
     since = lease.created if lease.ready is None else lease.ready
@@ -56,7 +56,12 @@ def slice_lines(lease: Lease, now: float) -> list[str]:
     if not lease.holders and lease.free_since is not None:
         lines.append(f"  idle for {_duration(now - lease.free_since)}")
     if (claim := lease.claim) is not None:
-        how = "its holders leave at their next commit" if claim.due else "it waits for them"
+        left = settings.evict_minutes - max(0.0, now - claim.since) / 60
+        how = (
+            f"its holders leave at their next commit, or {in_minutes(left)}"
+            if claim.due
+            else "it waits for them"
+        )
         lines.append(
             f"  {_chips(lease, claim.chips)} wanted by {claim.run} (priority {claim.priority}): {how}"
         )
