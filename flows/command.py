@@ -326,8 +326,11 @@ def reap(
     from tpu.runs.reaping import Reaped, Reaper, Scope
     from tpu.runs.terminal_report import print_rendered
     from tpu.slices.lease_book import GcsLeaseBook
+    from tpu.slices.pool_names import check_there
 
     connection = configured_connection()
+    if pool is not None:
+        check_there(connection.bucket, pool)
 
     async def once() -> Reaped:
         async with open_cloud(connection) as cloud:

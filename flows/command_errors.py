@@ -21,6 +21,7 @@ from tpu.runs.remote import HostNotReady, NoSuchHost, ProfileFailed
 from tpu.runs.stopping import NotStopped
 from tpu.slices.lease import MalformedLease
 from tpu.slices.lease_book import LeaseContended
+from tpu.slices.pool_names import NoSuchPool
 from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.topology import UnknownAcceleratorType
@@ -36,7 +37,7 @@ PROBLEMS = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
     MalformedRecord, MalformedController, MalformedEvent, MalformedShared, SharedContended,
-    MalformedLease, LeaseContended,
+    MalformedLease, LeaseContended, NoSuchPool,
 )  # fmt: skip
 
 

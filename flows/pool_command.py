@@ -31,12 +31,21 @@ def _book(pool: str) -> GcsLeaseBook:
     return GcsLeaseBook(configured_connection().bucket)
 
 
+def _book_of(pool: str) -> GcsLeaseBook:
+    """For what only looks: a pool that is not there is a slip of the pen."""
+    from tpu.slices.pool_names import check_there
+
+    book = _book(pool)
+    check_there(configured_connection().bucket, pool)
+    return book
+
+
 @pool_app.command()
 def show(name: PoolName = "default") -> None:
     """Show a pool: its slices, who has their chips and since when, who waits for them, and what they have cost."""
     from tpu.slices.pool_showing import pool_lines
 
-    book = _book(name)
+    book = _book_of(name)
 
     async def look() -> list[str]:
         settings, kept = await asyncio.gather(book.settings(name), book.list(name, past=True))
@@ -50,7 +59,7 @@ def cost(name: PoolName = "default") -> None:
     """Say what a pool has cost: to each run that had chips of it, and while nobody had them."""
     from tpu.slices.pool_cost import cost_lines, pool_cost
 
-    book = _book(name)
+    book = _book_of(name)
     kept = asyncio.run(book.list(name, past=True))
     print("\n".join(cost_lines(pool_cost([one.lease for one in kept], time.time()))))
 

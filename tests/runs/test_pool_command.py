@@ -62,7 +62,6 @@ def test_settings_that_cannot_be_are_one_line(book: GcsLeaseBook, terminal: Term
 
 
 def test_a_pool_shows_who_has_which_chips(book: GcsLeaseBook, terminal: Terminal):
-    assert terminal.relay("pool", "show").out.startswith("pool default: 0 slice(s)")
     lease = ready(intend("relay-a-1", "sweep", V4, 4, "uid", 1e9), 1e9)
     asyncio.run(book.create(take(lease, Holder("seed-3", "u3", (1, 2), priority=5), 1e9)))
     told = terminal.relay("pool", "show", "sweep").out
@@ -70,6 +69,19 @@ def test_a_pool_shows_who_has_which_chips(book: GcsLeaseBook, terminal: Terminal
     assert "relay-a-1: spot v4-8 in us-central2-b, ready, since 2001-" in told
     assert "  chips 1, 2: seed-3 (priority 5) for " in told
     assert "  chips 0, 3: free" in told
+
+
+@pytest.mark.parametrize("command", ["show", "cost"])
+def test_a_pool_that_is_not_there_is_no_empty_one(book: GcsLeaseBook, terminal: Terminal, command: str):
+    past = gone(ready(intend("relay-a-1", "past", V4, 4, "uid", 1e9), 1e9), "idle", 1e9)
+    asyncio.run(book.create(past))
+    assert terminal.relay("pool", "set", "empty", "--max-slices", "2").code == 0
+    wrong = terminal.relay("pool", command, "nopool")
+    assert (wrong.code, wrong.out) == (1, "")
+    assert wrong.sentence.startswith("there is no pool nopool in gs://")
+    assert wrong.sentence.endswith("neither settings nor slices; there are: empty, past")
+    for there in ("empty", "past"):
+        assert terminal.relay("pool", command, there).code == 0
 
 
 def test_a_pool_tells_what_it_has_cost_and_to_whom(book: GcsLeaseBook, terminal: Terminal):
