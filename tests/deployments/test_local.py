@@ -1,0 +1,95 @@
+"""As a new user would: make up, a run from the form, one by command, make down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tests.deployments.browser import CHROMIUM, page
+from tpu.runs.controller import process_start
+
+ROOT = Path(__file__).parents[2]
+END_S = 600.0  # 2,000 steps of the form's default, and whatever else this machine does
+CHANGES = '{"steps": 40, "checkpoints.every": 20, "evaluate": "never"}'
+
+
+def local(folder: Path, do: str) -> str:
+    """What `make up`, `make down` and `make status` run."""
+    ours = ("PREFECT_", "TPU_RELAY_", "TPU_EMULATOR_", "STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT")
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.local", do, "--folder", folder], cwd=ROOT, text=True, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith(ours)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a server, an emulator and a worker that run; afterwards nothing of them does."""
+    made = tmp_path_factory.mktemp("local")
+    told = local(made, "up")
+    pids = [int(pid) for pid in re.findall(r"process (\d+)", told)]
+    assert len(pids) == 2, told
+    try:
+        with temporary_settings({PREFECT_API_URL: (made / "background/address").read_text()}):
+            yield made
+    finally:
+        local(made, "down")
+    assert [pid for pid in pids if process_start(pid)] == []
+    assert list(made.rglob("record.json")) == []
+    assert "worker    –" in local(made, "status")
+
+
+async def completed(flow_run_id: UUID) -> dict[str, object]:
+    """The parameters of a flow run once it is Completed."""
+    async with get_client() as client, asyncio.timeout(END_S):
+        while True:
+            now = await client.read_flow_run(flow_run_id)
+            if now.state is not None and now.state.is_final():
+                assert now.state.is_completed(), now.state
+                return now.parameters
+            await asyncio.sleep(0.5)
+
+
+@pytest.mark.slow
+async def test_a_run_by_command(folder: Path):
+    asked = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prefect", "deployment", "run", "train/icl", "--param", f"changes={CHANGES}",
+        env=os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value()}, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    said = (await asked.communicate())[0].decode()
+    parameters = await completed(UUID(re.findall(r"UUID: (\S+)", said)[0]))
+    assert parameters["run"]["steps"] == 40  # type: ignore[index]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
+async def test_a_run_from_the_form_of_the_ui(folder: Path, tmp_path: Path):
+    async with get_client() as client:
+        deployment = await client.read_deployment_by_name("train/icl")
+        before = {run.id for run in await client.read_flow_runs()}
+        ui = PREFECT_API_URL.value().removesuffix("/api")
+        async with page(f"{ui}/deployments/deployment/{deployment.id}/run", tmp_path / "browser") as form:
+            await form.until("document.body.innerText.includes('fresh_name')")
+            await form.click("Submit")
+            await form.until("!location.pathname.endsWith('/run')")
+        (mine,) = [
+            run for run in await client.read_flow_runs()
+            if run.id not in before and run.deployment_id == deployment.id
+        ]  # fmt: skip
+    parameters = await completed(mine.id)
+    assert parameters["run"]["name"] == f"icl-{str(mine.id)[:8]}"  # type: ignore[index]
+    # The form sends every field; what nobody touched is the work pool's to say.
+    assert "@" in parameters["run"]["code"]  # type: ignore[index]
