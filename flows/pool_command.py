@@ -88,7 +88,7 @@ def set_(
     ] = None,
 ) -> None:
     """Change a pool's settings; what is not given stays as it is."""
-    from tpu.slices.pool_showing import parse_candidate, pool_lines
+    from tpu.slices.pool_showing import parse_candidate, pool_lines, to_be_reaped
 
     changes: dict[str, Any] = {
         "idle_minutes": idle_minutes,
@@ -103,8 +103,12 @@ def set_(
     def change(settings: PoolSettings) -> PoolSettings:
         return dataclasses.replace(settings, **changes)
 
-    settings = asyncio.run(_book(name).set_settings(name, change))
+    book = _book(name)
+    settings = asyncio.run(book.set_settings(name, change))
     print("\n".join(pool_lines(name, settings, [], time.time())[1:]))
+    leases = [one.lease for one in asyncio.run(book.list(name))]
+    if (told := to_be_reaped(name, settings, leases, time.time())) is not None:
+        print(told)
 
 
 def _whole_or_none(text: str) -> int | None:

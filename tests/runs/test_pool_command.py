@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_a_pool_shows_who_has_which_chips(book: GcsLeaseBook, terminal: Terminal
     assert "relay-a-1: spot v4-8 in us-central2-b, ready, since 2001-" in told
     assert "  chips 1, 2: seed-3 (priority 5) for " in told
     assert "  chips 0, 3: free" in told
+
+
+def test_what_new_settings_find_idle_is_named_with_who_deletes_it(book: GcsLeaseBook, terminal: Terminal):
+    idle = ready(intend("relay-a-1", "p", V4, 4, "uid", 1e9), 1e9)
+    asyncio.run(book.create(idle))
+    asyncio.run(book.create(take(replace(idle, slice="relay-a-2"), Holder("r", "u", (0, 1, 2, 3)), 1e9)))
+    assert "idle now" not in terminal.relay("pool", "set", "p", "--idle-minutes", "1e9").out
+    lines = terminal.relay("pool", "set", "p", "--idle-minutes", "0").out.splitlines()
+    assert lines[1:] == [
+        "idle now: relay-a-1; deleted by the next `relay reap --pool p` (or by the reap deployment), not before"
+    ]
 
 
 @pytest.mark.parametrize("command", ["show", "cost"])

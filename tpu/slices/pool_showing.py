@@ -13,9 +13,11 @@ from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.lease import Lease, LeaseState, Span
 from tpu.slices.pool_cost import pool_cost
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError, in_minutes
+from tpu.slices.pool_size import idle_too_long
 from tpu.topology import accelerator_type
 
 LAST_SPANS = 5
+MOST_NAMES = 8
 
 
 def pool_lines(name: str, settings: PoolSettings, leases: Sequence[Lease], now: float) -> list[str]:
@@ -39,6 +41,18 @@ def pool_lines(name: str, settings: PoolSettings, leases: Sequence[Lease], now: 
             f"${cost.idle_an_hour:.2f} of it idle",
         ]
     return lines
+
+
+def to_be_reaped(name: str, settings: PoolSettings, leases: Sequence[Lease], now: float) -> str | None:
+    """What by these settings is idle for too long already, and who deletes it; None if nothing is."""
+    names = idle_too_long(leases, settings, now)
+    if not names:
+        return None
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return (
+        f"idle now: {', '.join(names[:MOST_NAMES])}{more}; deleted by the next `relay reap --pool {name}` (or by the "
+        "reap deployment), not before"
+    )
 
 
 def slice_lines(lease: Lease, settings: PoolSettings, now: float) -> list[str]:
