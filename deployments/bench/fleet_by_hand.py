@@ -121,16 +121,14 @@ class ByHand:
                     await sleep_unless(self._clock, self._habits.notice_hang_s, stopped)
             except asyncio.CancelledError:  # the time of the simulation is over
                 kept = kept_s(run, host, first_step, self._clock.monotonic(), self._work)
-                run.stays.append(Stay(run.name, name, begin, self._clock.monotonic(), kept))
+                run.keep(Stay(run.name, name, begin, self._clock.monotonic(), kept))
                 raise
             host.on_stop.remove(stopped.set)
-            run.done_s += kept
-            run.stays.append(Stay(run.name, name, begin, self._clock.monotonic(), kept))
-            if run.left_s > 0:
-                self._queue.append(run)
-            else:
+            if run.keep(Stay(run.name, name, begin, self._clock.monotonic(), kept)):
                 run.finished = self._clock.monotonic()
                 self._unfinished -= 1
+            else:
+                self._queue.append(run)
 
     async def _delete(self, name: str, zone: str) -> None:
         """Delete it and wait until it is gone: its name is wanted again."""

@@ -242,9 +242,7 @@ class Queue:
         return self._noted(run, lease, begin, kept)
 
     def _noted(self, run: Run, lease: Lease, begin: float, kept: float) -> bool:
-        run.done_s += kept
-        run.stays.append(Stay(run.name, lease.slice, begin, self._clock.monotonic(), kept))
-        return run.left_s <= 0
+        return run.keep(Stay(run.name, lease.slice, begin, self._clock.monotonic(), kept))
 
     def _now(self) -> float:
         return self._clock.time()

@@ -53,6 +53,12 @@ class Run:
     def left_s(self) -> float:
         return self.length_s - self.done_s
 
+    def keep(self, stay: Stay) -> bool:
+        """Add what was trained in a stay; True if that was the last of it."""
+        self.done_s += stay.kept_s
+        self.stays.append(stay)
+        return self.left_s < 1e-3  # sums of seconds are not exact
+
 
 def make_runs(count: int, median_s: float, luck: Random) -> list[Run]:
     """Runs of lognormal lengths, at most three times the median: most are short, a few take days."""
