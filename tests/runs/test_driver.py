@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +31,26 @@ async def test_a_host_that_dies_before_the_gang_has_started_is_not_waited_for_li
         assert ended.value.retry
         assert time.monotonic() - began < START_REACH_S + 30
         await driver.clean_up("the test is done with it")
+    track.assert_nothing_left()
+
+
+async def test_a_connection_that_drops_while_the_code_is_brought_costs_no_slice(track: Track, tmp_path: Path):
+    shutil.copytree(track.folder / "tests", tmp_path / "tests")
+    (tmp_path / "data.bin").write_bytes(os.urandom(40 * 2**20))
+    run = track.numpy_run("dropped", steps=4, checkpoints={"every": 4})
+    said: list[str] = []
+    async with track.driving(run, said.append, tmp_path) as driver:
+        ready = await driver.provision()
+        sync = asyncio.create_task(driver.sync())
+        # The first of its bytes are on the host.
+        await until(lambda: any(line.startswith("sync: ") for line in said), "the sync")
+        track.emulator.kill_ssh(ready.name)
+        await sync
+        assert any(line.startswith("bringing the code once more") for line in said)
+        await driver.start_attempt()
+        await driver.wait_for_commit(4)
+        await driver.clean_up("the test is done with it")
+    assert len([e for e in load_events(track.directory("dropped")) if e.kind == "slice-intended"]) == 1
     track.assert_nothing_left()
 
 

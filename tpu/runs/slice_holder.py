@@ -14,7 +14,7 @@ from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.cloud import CloudError, TpuCloud
 from tpu.connection import Connection
-from tpu.hosts.connect import connect_all
+from tpu.hosts.connect import HostUnreachable, connect_all
 from tpu.hosts.gang import Tenant
 from tpu.hosts.group import HostGroup
 from tpu.hosts.identity import Identity
@@ -39,6 +39,8 @@ from tpu.slices.project_memory import memory_of_bucket
 from tpu.slices.provision import NotReady, ReadySlice, provision
 
 CONNECT_S = 300.0
+# To hosts that were connected to a moment ago; an SSH server that was killed is back within seconds.
+CONNECT_AGAIN_S = 15.0
 # Between two tries to take up a slice whose cloud does not answer.
 FIND_AGAIN_S = 5.0
 
@@ -242,8 +244,16 @@ class SliceHolder:
         return self.installed
 
     async def _install(self) -> Installed:
+        """Once more if a connection drops meanwhile: its host may be well, and a slice is worth a second look."""
+        try:
+            return await self._bring(CONNECT_S)
+        except HostUnreachable as error:
+            self._report(f"bringing the code once more: {error}")
+            return await self._bring(CONNECT_AGAIN_S)
+
+    async def _bring(self, connect_s: float) -> Installed:
         config = self._record.config
-        async with self.hosts() as group:
+        async with self.hosts(connect_s) as group:
             return await sync_code(
                 group, [self._code, await self._own_code()], config.environment,
                 launch.requirements_text(config, self._code),
