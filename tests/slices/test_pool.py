@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 import time
 from collections import Counter
@@ -143,6 +144,39 @@ def test_a_slice_is_made_when_none_fits_as_long_as_the_pool_may_grow():
     full = decision(wants("r"), slice_of("busy", run("a", 0)), max_slices=1)
     assert isinstance(full, Wait)
     assert "max_slices" in full.reason
+
+
+def test_a_full_pool_names_the_idle_slice_that_fits_nobody_and_how_to_free_its_place():
+    idle = replace(slice_of("idle", candidate=OTHER), free_since=1e9)
+    older = replace(idle, slice="older", free_since=1e9 - 600)
+    claimed = claim(
+        replace(older, slice="kept", free_since=1.0), Claim("g", "uid-g", 0, tuple(range(8))), 2.0
+    )
+    full = (idle, claimed, older, slice_of("busy", run("a", *ALL)))
+    until = datetime.datetime.fromtimestamp(1e9).strftime("%m-%d %H:%M")
+    told = decision(wants("r"), *full, max_slices=4, idle_minutes=10).reason
+    assert "(max_slices), and none is free for 1 spot v4-8" in told
+    assert told.endswith(
+        f". older (spot v6e-8 in us-east5-b) has a place, is idle and does not fit; it is kept until {until} "
+        "(idle_minutes); to free its place now: relay pool set p --idle-minutes 0, then relay reap --pool p"
+    )
+    # Who comes earlier takes it; then the next one is in the way.
+    both = [wants("first", candidates=(OTHER,), chips=8), wants("r", since=1.0)]
+    found = assign(both, full, PoolSettings(max_slices=4, idle_minutes=10))
+    taken = found["uid-first"]
+    assert isinstance(taken, Take)
+    left = ({"idle", "older"} - {taken.parts[0].slice}).pop()
+    assert f". {left} (spot v6e-8" in found["uid-r"].reason
+    told = decision(wants("r"), *full, max_slices=4).reason
+    assert told.endswith("it is kept until the next `relay reap --pool p`")
+    told = decision(wants("r"), *full, max_slices=4, min_slices=4, candidates=(V4,), idle_minutes=10).reason
+    assert told.endswith("relay pool set p --min-slices 3 --idle-minutes 0, then relay reap --pool p")
+    for silent in (
+        decision(wants("r"), *full, max_slices=9),  # it may be made
+        decision(wants("r", slices=3, candidates=(OTHER,)), *full, max_slices=4),  # it would be of use
+        decision(wants("r"), claimed, max_slices=1),  # somebody waits for it
+    ):
+        assert "is idle" not in silent.reason
 
 
 def test_a_quarantined_slice_still_counts_and_a_candidate_that_may_not_be_asked_for_is_left_out():
@@ -433,6 +467,9 @@ def cpu_seconds(count: int) -> float:
     ]
     began = time.process_time()
     assign(waiting, leases, PoolSettings(max_slices=count))
+    # None of these may have one of the idle ones of another kind, which stand in everybody's way.
+    idle = [replace(slice_of(f"i{n}", candidate=OTHER), free_since=float(n)) for n in range(count)]
+    assign(waiting, [*leases, *idle], PoolSettings(max_slices=count))
     return time.process_time() - began
 
 

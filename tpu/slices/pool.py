@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tpu.slices.candidate import Candidate
+from tpu.slices.idle_room import IdleRoom
 from tpu.slices.lease import Claim, Holder, Lease, LeaseState
 from tpu.slices.pool_settings import PoolSettings
 from tpu.slices.pool_shelves import (
@@ -149,7 +150,7 @@ class _Pool:
         self._evicted: set[str] = set()
         self._settings = settings
         self._max = settings.max_slices
-        living = 0
+        living, shelved = 0, list[Shelved]()
         for lease in leases:
             if lease.state is LeaseState.GONE:
                 continue
@@ -163,9 +164,10 @@ class _Pool:
             for holder in holders:
                 self._gang_chips[holder.uid] += len(holder.chips)
             host_chips = _host_chips(lease.candidate.accelerator_type)
-            self._shelves[kind_of(lease.candidate, lease.flavour)].put(
-                Shelved(lease, host_chips, set(range(lease.chips)) - held, holders, claim, silent)
-            )
+            one = Shelved(lease, host_chips, set(range(lease.chips)) - held, holders, claim, silent)
+            self._shelves[kind_of(lease.candidate, lease.flavour)].put(one)
+            shelved.append(one)
+        self._idle = IdleRoom(shelved, settings)
         self._room = None if self._max is None else max(0, self._max - living)
 
     def decide(self, wanted: Wanted) -> Decision:
@@ -404,6 +406,10 @@ class _Pool:
             told = f"the pool has its {self._max} slices (max_slices), and none is free for {wanted}"
         else:
             told = f"no slice is free for {wanted}, and none can be made now"
+        if self._room is not None and self._room < wanted.slices:
+            kinds = {kind_of(candidate, wanted.flavour) for candidate in wanted.candidates}
+            if (idle := self._idle.sentence(kinds)) is not None:
+                told += f". {idle}"
         return Wait(told, reserve)
 
 
