@@ -34,6 +34,24 @@ async def test_a_host_that_dies_before_the_gang_has_started_is_not_waited_for_li
     track.assert_nothing_left()
 
 
+@pytest.mark.parametrize(("verdict", "kept"), [("infrastructure", False), ("user failure", True)])
+async def test_a_slice_that_the_dead_driver_had_given_up_is_not_taken_up(
+    track: Track, verdict: str, kept: bool
+):
+    run = track.numpy_run(f"given-up-{verdict[:4]}", steps=4, checkpoints={"every": 4})
+    async with track.driving(run) as driver:
+        ready = await driver.provision()
+        # What it writes before it deletes the slice, or goes on with it.
+        await driver.log.note(
+            "attempt-ended", attempt=None, slice=ready.name, verdict=verdict, reason="w0 was lost", evidence=[],
+            last_commit=None, phases=[], ended=0.0, reached=None, steps=4, waste_from=None, evicted=False,
+        )  # fmt: skip
+    async with track.driving(run) as driver:
+        assert [node["node"] for node in track.emulator.nodes()] == ([ready.name] if kept else [])
+        await driver.clean_up("the test is done with it")
+    track.assert_nothing_left()
+
+
 async def test_a_connection_that_drops_while_the_code_is_brought_costs_no_slice(track: Track, tmp_path: Path):
     shutil.copytree(track.folder / "tests", tmp_path / "tests")
     (tmp_path / "data.bin").write_bytes(os.urandom(40 * 2**20))

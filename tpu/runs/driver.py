@@ -21,7 +21,7 @@ from tpu.hosts.identity import Identity
 from tpu.runs import launch
 from tpu.runs.blaming import weigh
 from tpu.runs.charges import charged
-from tpu.runs.event_log import EventLog, in_repair, undeleted
+from tpu.runs.event_log import EventLog, given_up, in_repair, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
 from tpu.runs.overview import reached
@@ -360,6 +360,8 @@ class RunDriver:
             wanted = (running is not None and running["slice"] == name) or (
                 running is None and self._slices.slice is None and not to_end
             )
+            if view.usable and given_up(self.log.events, name):
+                continue  # the cloud's word was heard then, and its hosts cannot be reached
             if view.condition is not Condition.LOST and wanted:
                 self._slices.slice = await self._slices.find_again(name)
                 self._in_repair = running is None and in_repair(self.log.events, name)

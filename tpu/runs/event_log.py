@@ -134,6 +134,13 @@ def early_death(events: Sequence[RunEvent], name: str) -> float | None:
     )
 
 
+def given_up(events: Sequence[RunEvent], name: str) -> bool:
+    """Whether an earlier driver had given a slice up before any gang ran on it, and died before it deleted it."""
+    ends = [e.detail for e in events if e.kind == "attempt-ended" and e.detail["slice"] == name]
+    unused = bool(ends) and ends[-1]["attempt"] is None and ends[-1]["verdict"] != "user failure"
+    return unused and not in_repair(events, name)
+
+
 def in_repair(events: Sequence[RunEvent], name: str) -> bool:
     """Whether an earlier driver was waiting for the repair of a slice, and did not see the end of it."""
     waits = [e.kind for e in events if e.kind.startswith("repair-wait-") and e.detail["slice"] == name]
