@@ -16,7 +16,7 @@ from typing import Any
 
 from deployments.bench.chaos.judge import judge
 from deployments.bench.chaos.plan import WITHOUT_CAPACITY, WITHOUT_QUOTA, History, make_history
-from deployments.bench.chaos.play import Played, Stage, play
+from deployments.bench.chaos.play import Played, Stage, bucket_folder, play
 from deployments.bench.chaos.warm import warm_starts
 from tpu.emulator.emulator import Emulator
 
@@ -72,7 +72,12 @@ def play_and_judge(stage: Stage, history: History) -> Judged:
         played = play(stage, history)
     except Exception as error:
         return Judged(history, [f"it could not be played: {error!r}"])
-    return Judged(history, judge(history, played.outcome), played)
+    judged = Judged(history, judge(history, played.outcome), played)
+    if (
+        not judged.complaints
+    ):  # what went wrong can be looked at; of the rest there would be too much at the end
+        shutil.rmtree(bucket_folder(stage, history), ignore_errors=True)
+    return judged
 
 
 def left_in_all(emulator: Emulator) -> list[str]:

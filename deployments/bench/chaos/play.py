@@ -95,12 +95,17 @@ def play(stage: Stage, history: History) -> Played:
     return Played(history, outcome, round(seconds, 1), player.starts, player.missed)
 
 
+def bucket_folder(stage: Stage, history: History) -> Path:
+    """Where the local storage server keeps the history's bucket: to it, a folder is a bucket."""
+    return stage.emulator.state_dir / "gcs" / history.run.name
+
+
 class _Player:
     def __init__(self, stage: Stage, history: History) -> None:
         self._stage = stage
         self._history = history
         name = history.run.name
-        self.bucket_folder = stage.emulator.state_dir / "gcs" / name
+        self.bucket_folder = bucket_folder(stage, history)
         shutil.rmtree(self.bucket_folder, ignore_errors=True)
         self.bucket_folder.mkdir(parents=True)
         self.bucket = f"gs://{name}"
