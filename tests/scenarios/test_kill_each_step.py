@@ -92,7 +92,13 @@ MOMENTS: dict[str, tuple[Callable[[Stopped], None], int, set[int]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+# Each commit is held to the steps themselves; the moments between them are in the long form.
+BETWEEN = {"opening", "intending", "refused", "ready", "concluding", "reporting"}
+
+
+@pytest.mark.parametrize(
+    "moment", [pytest.param(m, marks=pytest.mark.slow) if m in BETWEEN else m for m in MOMENTS]
+)
 async def test_O1_killed_at_each_step_it_goes_on_with_nothing_twice_and_nothing_left(
     lab: Lab, warm_flows: WarmStarts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ):
@@ -130,7 +136,15 @@ async def test_O1_killed_at_each_step_it_goes_on_with_nothing_twice_and_nothing_
     lab.assert_as_undisturbed(run)
 
 
-@pytest.mark.parametrize("after", ["slice-leased", "attempt-started", "attempt-ended", "slice-released"])
+@pytest.mark.parametrize(
+    "after",
+    [
+        "slice-leased",
+        pytest.param("attempt-started", marks=pytest.mark.slow),
+        pytest.param("attempt-ended", marks=pytest.mark.slow),
+        "slice-released",
+    ],
+)
 async def test_O1_killed_with_a_slice_of_the_pool_it_takes_it_up_through_its_lease(
     lab: Lab, pool: Pool, warm_flows: WarmStarts, tmp_path: Path, after: str
 ):

@@ -155,6 +155,7 @@ async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_O1_when_all_processes_are_killed_the_run_goes_on_with_its_gang(worker: Worker, lab: Lab):
     run = lab.numpy_run("all-killed", steps=200, every=20, step_s=0.1)
     flow_run = await worker.submit(run)
