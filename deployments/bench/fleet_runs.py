@@ -13,6 +13,8 @@ from random import Random
 from tpu.emulator.simulation_hosts import ScriptedHost
 
 HOUR = 3600.0
+# Sums and differences of seconds are not exact: late in a week a run would wake a moment before its end.
+INEXACT_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Run:
         """Add what was trained in a stay; True if that was the last of it."""
         self.done_s += stay.kept_s
         self.stays.append(stay)
-        return self.left_s < 1e-3  # sums of seconds are not exact
+        return self.left_s < INEXACT_S
 
 
 def make_runs(count: int, median_s: float, luck: Random) -> list[Run]:
@@ -75,7 +77,7 @@ def trained_s(host: ScriptedHost, since: float, now: float) -> float:
 def kept_s(run: Run, host: ScriptedHost, since: float, now: float, work: Work) -> float:
     """Seconds of these steps that are in a checkpoint: all if it is finished or has saved itself in time."""
     trained = min(trained_s(host, since, now), run.left_s)
-    if trained >= run.left_s:
+    if trained >= run.left_s - INEXACT_S:
         return run.left_s
     kept = math.floor(trained / work.checkpoint_s) * work.checkpoint_s
     noticed = host.noticed_at

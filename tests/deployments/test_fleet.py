@@ -130,6 +130,14 @@ def test_what_a_run_keeps(events, now, kept):
     assert kept_s(run, host(**events), 100.0, now, Work(checkpoint_s=300.0, save_s=5.0)) == kept
 
 
+def test_a_run_that_wakes_at_its_end_is_finished_also_late_in_a_week():
+    clock = 525_000.0
+    for run in make_runs(500, 20 * HOUR, stream(1, "late")):
+        first_step = clock + run.length_s / 7
+        now = clock + (first_step + run.length_s - clock)  # as the loop's timer has it
+        assert kept_s(run, host(), first_step, now, Work()) == run.length_s
+
+
 def test_a_run_that_hears_no_notice_keeps_its_last_checkpoint():
     run = Run("r", length_s=1200.0)
     work = Work(checkpoint_s=300.0, hears_notice=False)
