@@ -168,7 +168,7 @@ async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
 
 async def test_a_second_ctrl_c_does_not_leave_a_slice_behind(lab: Lab, tmp_path: Path):
     run = lab.numpy_run("pressed-twice", steps=60, every=20, step_s=0.1)
-    lab.emulator.set_delete_delay(3)
+    lab.emulator.set_delete_delay(6)
     async with started(tmp_path, configuration(tmp_path, run)) as flow:
         await lab.until_step(run.name, 20)
         flow.signal(signal.SIGINT)
