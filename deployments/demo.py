@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--ui", action="store_true", help="only serve the Prefect UI with the runs so far")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, leave)
+    # A shell that starts this in the background lets it ignore Ctrl-C, and its flows too, which are ended by that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(KeyboardInterrupt):
         if arguments.ui:
             serve_ui()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from tpu.emulator.emulator import Emulator
 # see the profiles of whoever tests, nor leave anything in that home.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="relay-tests-prefect-")
 atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
+
+# Who starts the tests in the background of a shell hands an ignored Ctrl-C on to them, and they to their processes.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).parent
 
