@@ -17,6 +17,12 @@ class ConnectionSettingsError(ValueError):
     """A setting is missing or malformed; the message names the variable and an example."""
 
 
+def relay_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder in which this machine keeps keys and caches: TPU_RELAY_HOME, or ~/.tpu-relay."""
+    home = environment.get("TPU_RELAY_HOME")
+    return Path(home) if home else Path.home() / ".tpu-relay"
+
+
 @dataclass(frozen=True)
 class Connection:
     """Addresses and identities of one project.
@@ -65,7 +71,6 @@ class Connection:
             raise ConnectionSettingsError(
                 f"TPU_RELAY_SSH_PORT must be a port from 1 to 65535, found {port!r}"
             )
-        home = environment.get("TPU_RELAY_HOME")
         return cls(
             project=project,
             bucket=bucket,
@@ -78,7 +83,7 @@ class Connection:
             host_python=environment.get("TPU_RELAY_HOST_PYTHON") or None,
             host_python_xla=environment.get("TPU_RELAY_HOST_PYTHON_XLA") or None,
             grant=environment.get("TPU_RELAY_GRANT") or None,
-            home=Path(home) if home else Path.home() / ".tpu-relay",
+            home=relay_home(environment),
         )
 
     def host_python_for(self, framework: Literal["jax", "xla"]) -> str | None:

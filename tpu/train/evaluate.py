@@ -22,6 +22,7 @@ from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.paths import checked_run_dir
 from tpu.checkpoint.restore import read_commit
 from tpu.checkpoint.tree import map_leaves
+from tpu.connection import relay_home
 from tpu.train.bytelm import ByteLmWorkload
 from tpu.train.compile_cache import cache_key, open_cache, use_cache
 from tpu.train.evaluation import evaluate_bytelm, evaluate_icl
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--cache",
         type=Path,
-        default=Path.home() / ".relay" / "compile-cache",
+        default=relay_home() / "compile-cache",
         help="folder that keeps compiled programs between evaluations (%(default)s)",
     )
     given = parser.parse_args(arguments)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from tpu.connection import relay_home
+
 
 def worker_folder(pool: str, environment: Mapping[str, str] = os.environ) -> Path:
     """The folder of a work pool's worker on this machine: TPU_RELAY_HOME/workers/POOL."""
-    home = environment.get("TPU_RELAY_HOME")
-    return (Path(home) if home else Path.home() / ".tpu-relay") / "workers" / pool
+    return relay_home(environment) / "workers" / pool
