@@ -127,7 +127,7 @@ async def test_O1_killed_at_each_step_it_goes_on_with_nothing_twice_and_nothing_
     hold.unlink(missing_ok=True)
     report = await lab.train(run)
     assert report["verdict"] == "finished"
-    assert list(done_twice(lab.events(run.name))) == []
+    assert list(done_twice(lab.events(run.name), deaths=1)) == []
     assert len(lab.events(run.name, "attempt-started")) in attempts
     assert len(lab.events(run.name, "slice-intended")) <= slices
     assert load_evaluation(lab.directory(run.name), STEPS) is not None
@@ -163,7 +163,7 @@ async def test_O1_killed_with_a_slice_of_the_pool_it_takes_it_up_through_its_lea
     assert flow.wait() < 0, flow.log.read_text()
 
     await lab.train(run)
-    assert list(done_twice(lab.events(run.name))) == []
+    assert list(done_twice(lab.events(run.name), deaths=1)) == []
     # It was had once, from the pool; nobody made another one, and it is back there for the next.
     assert lab.events(run.name, "slice-intended") == []
     assert {event.detail["slice"] for event in lab.events(run.name, "slice-leased")} == {idle}

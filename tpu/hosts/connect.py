@@ -116,7 +116,7 @@ async def _until_connected(
             reason = "it shows another host key than the one it published: it may be another machine"
             raise HostKeyRefused({name: reason}) from error
         except TimeoutError:
-            waiting[name] = "no answer"
+            waiting[name] = "SSH did not answer"
         except (asyncssh.Error, OSError) as error:
             waiting[name] = describe_error(error)
         left_s = deadline - clock.monotonic()

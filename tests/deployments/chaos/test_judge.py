@@ -10,6 +10,7 @@ import pytest
 from deployments.bench.chaos.judge import Injected, Outcome, judge
 from deployments.bench.chaos.plan import History, make_history
 from tpu.checkpoint.fence import Commit
+from tpu.hosts.errors import HostUnreachable
 from tpu.runs.event_log import RunEvent
 
 RUN = make_history(3).run.model_copy(update={"name": "chaos-0", "steps": 20, "variables": {}})
@@ -136,3 +137,24 @@ def test_a_run_without_a_slice_names_what_it_lacks():
     )
     assert judge(doomed, nothing) == []
     assert judge(doomed, dataclasses.replace(nothing, last_words="RuntimeError")) != []
+
+
+def test_a_number_may_be_missing_only_where_a_flow_was_killed():
+    first = ended(4, 2, "one", "finished", "the last step is committed")
+    outcome = but(
+        events=[
+            *of_slice("one", 1, 5),
+            event(2, "attempt-started", attempt=2, slice="one", resume=None),
+            first,
+        ],
+        commits=[Commit(20, 2, "")],
+    )
+    killed = dataclasses.replace(outcome, injected=[Injected(1.5, "kill-flow")])
+    assert judge(CALM, killed) == []
+    assert judge(CALM, outcome) == ["attempts are not numbered one by one: [2]"]
+
+
+def test_a_host_that_hangs_before_anybody_reached_it_is_one_that_did_not_answer():
+    reason = str(HostUnreachable({"one-w0": "SSH did not answer"}))
+    assert judge(with_budget(infrastructure=0), given_up("infrastructure", reason, "hang-host")) == []
+    assert judge(with_budget(infrastructure=0), given_up("infrastructure", reason, "kill-program")) != []
