@@ -105,7 +105,6 @@ class Keepers:
     kill_every_s: float | None = None
     memory: ProjectMemory = field(init=False)
     keeper: Keeper | None = None
-    reports: int = 0
     kills: int = 0
     _wanted: int = 0
     _dead: list[asyncio.Task[None]] = field(default_factory=list)
@@ -125,7 +124,7 @@ class Keepers:
             self.keeper = Keeper(
                 pool=POOL, options=self.options, request=self.request, cloud=cast(TpuCloud, cloud),
                 book=cast(LeaseBook, book), memory=self.memory, monitor=monitor, clock=self.simulation.clock,
-                uid=f"keeper-{number}", report=self._report,
+                uid=f"keeper-{number}", report=lambda text: None,
             )  # fmt: skip
             self.keeper.want(self._wanted)
             task = asyncio.create_task(self.keeper.run())
@@ -137,9 +136,6 @@ class Keepers:
             self._dead += [task, asyncio.create_task(monitor.close())]
             self.kills += 1
             await self.simulation.clock.sleep(RESTART_S)
-
-    def _report(self, text: str) -> None:
-        self.reports += 1
 
 
 class Queue:
@@ -237,7 +233,7 @@ class Queue:
         await self._clock.sleep(DROPPED_S if host.dead_at is not None else SILENCE_S)
         if host.dead_at is None:
             await update(
-                self._book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent", self._now())
+                self._book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent")
             )
         return self._noted(run, lease, begin, kept)
 

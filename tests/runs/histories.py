@@ -10,8 +10,8 @@ from tpu.runs.event_log import RunEvent
 
 PHASES = ("start", "restore", "compile", "step", "save", "evaluate", "idle", "other")
 KINDS = (
-    "driver-started", "slice-intended", "slice-leased", "slice-wanted", "provision-started", "provision-failed",
-    "slice-ready", "slice-deleted", "slice-released", "sync-started", "sync-done", "attempt-started", "attempt-ended",
+    "driver-started", "slice-intended", "slice-leased", "slice-wanted", "provision-failed", "slice-ready",
+    "slice-deleted", "slice-released", "sync-started", "sync-done", "attempt-started", "attempt-ended",
     "evaluation-wait-started", "evaluation-wait-done", "back-off", "one that a later version writes",
 )  # fmt: skip
 V4_8 = {"zone": "us-central2-b", "accelerator_type": "v4-8", "provisioning": "spot"}

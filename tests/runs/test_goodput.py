@@ -53,10 +53,10 @@ def test_a_second_in_which_a_step_runs_is_step_time():
 
 def test_steps_behind_the_last_commit_are_waste():
     steps = [(10.0, 10), (20.0, 20), (30.0, 30)]
-    assert waste_begins(steps, 30, 35) is None
-    assert waste_begins(steps, 20, 35) == 20
-    assert waste_begins(steps, 25, 35) == 25
-    assert waste_begins(steps, 0, 35) == 10
+    assert waste_begins(steps, 30) is None
+    assert waste_begins(steps, 20) == 20
+    assert waste_begins(steps, 25) == 25
+    assert waste_begins(steps, 0) == 10
     assert attempt_intervals([(0, "restore"), (5, "step")], 35, 25) == [
         Interval("restore", 0, 5), Interval("step", 5, 25), Interval("wasted", 25, 35),
     ]  # fmt: skip
@@ -80,13 +80,13 @@ def test_a_run_with_a_preemption():
 
     assert spent(
         at(0, "driver-started"),
-        at(1, "provision-started"),
+        at(1, "slice-wanted"),
         at(4, "slice-ready"),
         at(4, "sync-started"),
         at(5, "sync-done"),
         *attempt(1, 5, [(6, "start"), (8, "compile"), (10, "step")], 20, 18),
-        at(20, "provision-started"),
-        at(21, "provision-failed"),
+        intended(20, "b"),
+        at(21, "provision-failed", slice="b"),
         *attempt(2, 22, [(23, "restore"), (24, "step")], 40, None),
         until=40,
     ) == {
@@ -101,11 +101,9 @@ def test_from_a_loss_to_the_next_slice_is_provisioning_also_while_the_cloud_refu
         attempt_ended(10, 1, phases=[(0, "step")]),
         at(12, "slice-deleted", slice="a"),
         intended(13, "b"),
-        at(13, "provision-started", slice="b"),
         at(14, "provision-failed", slice="b"),
         at(14, "slice-deleted", slice="b"),
         intended(24, "c"),
-        at(24, "provision-started", slice="c"),
         at(30, "slice-ready", slice="c"),
         until=31,
     ) == {"step": 10, "provisioning": 20, "other": 1}

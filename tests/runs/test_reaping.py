@@ -352,7 +352,7 @@ async def test_a_pool_that_lacks_slices_gets_them(project: Project):
     assert await ask() == "pool default: 1 of 2 slices, asked for 1 more"
     await project.book.set_settings(POOL, lambda _: PoolSettings())
     for kept in await project.book.list(POOL):
-        await update(project.book, POOL, kept.lease.slice, lambda one: leases.quarantine(one, "over", 0.0))
+        await update(project.book, POOL, kept.lease.slice, lambda one: leases.quarantine(one, "over"))
     await project.reap()
     assert project.there() == set()
 

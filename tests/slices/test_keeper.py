@@ -123,7 +123,7 @@ async def test_what_a_run_holds_is_kept_and_what_is_quarantined_replaced(
         assert (still.state, [h.run for h in still.holders]) == (LeaseState.READY, ["r"])
         # The run finds that programs fail there: nobody gets it any more, and another takes its place at once.
         keeper.want(1)
-        await pool.change(held.slice, lambda lease: leases.quarantine(lease, "chips stay busy", 2.0))
+        await pool.change(held.slice, lambda lease: leases.quarantine(lease, "chips stay busy"))
         (other,) = await pool.until(LeaseState.READY, 1)
         assert nodes(emulator) == {held.slice, other.slice}
         await pool.change(held.slice, lambda lease: leases.release(lease, "r", 3.0))

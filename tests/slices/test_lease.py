@@ -83,7 +83,7 @@ def test_each_take_has_a_higher_term_and_an_old_term_renews_nothing():
     assert renew(lease, "uid-a", first.term + 1, 121.0).holders[0].beat == 1
 
 
-@pytest.mark.parametrize("end", [lambda s: quarantine(s, "ill", 150.0), lambda s: gone(s, "deleted", 150.0)])
+@pytest.mark.parametrize("end", [lambda s: quarantine(s, "ill"), lambda s: gone(s, "deleted", 150.0)])
 def test_a_slice_that_is_quarantined_or_gone_is_neither_taken_nor_claimed(end):
     lease = end(ready_lease())
     with pytest.raises(LeaseRefused):
@@ -95,11 +95,11 @@ def test_a_slice_that_is_quarantined_or_gone_is_neither_taken_nor_claimed(end):
 def test_a_slice_that_somebody_holds_is_not_retired_and_not_gone_by_anothers_word():
     lease = ready_lease(holder("a", 0), holder("b", 1))
     with pytest.raises(LeaseRefused, match="held by b"):
-        retire(lease, "idle", 200.0, by="uid-a")
+        retire(lease, "idle", by="uid-a")
     with pytest.raises(LeaseRefused, match="held by a, b"):
         gone(lease, "deleted", 200.0)
     alone = release(lease, "uid-b", 200.0)
-    assert retire(alone, "its run is over", 201.0, by="uid-a").state is LeaseState.QUARANTINED
+    assert retire(alone, "its run is over", by="uid-a").state is LeaseState.QUARANTINED
 
 
 def test_a_slice_that_the_cloud_took_is_gone_under_all_holders():
@@ -109,7 +109,7 @@ def test_a_slice_that_the_cloud_took_is_gone_under_all_holders():
 
 
 def test_quarantine_lets_holders_go_on_and_keeps_the_first_reason():
-    lease = quarantine(quarantine(ready_lease(holder("a", 0)), "chips busy", 1.0), "other", 2.0)
+    lease = quarantine(quarantine(ready_lease(holder("a", 0)), "chips busy"), "other")
     assert renew(lease, "uid-a", lease.holders[0].term, 3.0).why == "chips busy"
     assert gone(lease, "deleted", 4.0, by="uid-a").why == "chips busy"
 
@@ -328,7 +328,7 @@ class Interleavings(RuleBasedStateMachine):
     def retire_and_delete(self, number: int, name: str) -> None:
         """The cloud deletes between the two changes, so the first one must be proof enough."""
         actor = self.actors[number]
-        if self.write(actor, name, lambda lease: retire(lease, "idle", self.now, actor.uid)) is None:
+        if self.write(actor, name, lambda lease: retire(lease, "idle", actor.uid)) is None:
             return
         self.deleted.add(name)
         for other in self.actors:

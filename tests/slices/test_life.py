@@ -325,10 +325,10 @@ class Life:
                     self.lease = ready(self.lease, 0.0)
             case E.BAR:
                 with contextlib.suppress(LeaseRefused):
-                    self.lease = quarantine(self.lease, "sick", 0.0)
+                    self.lease = quarantine(self.lease, "sick")
             case E.CLOSE_IF_FREE:
                 try:
-                    self.lease = retire(self.lease, "unwanted", 0.0)
+                    self.lease = retire(self.lease, "unwanted")
                 except LeaseRefused:
                     self.hear(G.LEASE_HELD)
                 else:

@@ -79,7 +79,7 @@ def test_a_free_slice_that_fits_is_taken_and_no_other():
         slice_of("busy", run("a", 0)),
         slice_of("other-kind", candidate=OTHER),
         replace(slice_of("other-image"), flavour="image"),
-        quarantine(slice_of("ill"), "chips busy", 3.0),
+        quarantine(slice_of("ill"), "chips busy"),
         slice_of("free"),
     ]
     found = decision(wants("r"), *leases)
@@ -180,7 +180,7 @@ def test_a_full_pool_names_the_idle_slice_that_fits_nobody_and_how_to_free_its_p
 
 
 def test_a_quarantined_slice_still_counts_and_a_candidate_that_may_not_be_asked_for_is_left_out():
-    assert isinstance(decision(wants("r"), quarantine(slice_of("s"), "ill", 1.0), max_slices=1), Wait)
+    assert isinstance(decision(wants("r"), quarantine(slice_of("s"), "ill"), max_slices=1), Wait)
     assert decision(wants("r", candidates=(OTHER, V4), can_create=(V4,))).candidates == (V4,)
     assert isinstance(decision(wants("r", can_create=())), Wait)
 
@@ -324,7 +324,7 @@ def test_idle_slices_go_after_idle_minutes_the_longest_idle_first_and_never_belo
     assert idle_too_long(leases, minutes, 602.0) == ["older", "old"]
     least = PoolSettings(idle_minutes=10, min_slices=3, candidates=(V4,))
     assert idle_too_long(leases, least, 602.0) == ["older"]
-    assert missing([*leases, quarantine(slice_of("ill"), "ill", 1.0)], replace(least, min_slices=5)) == 1
+    assert missing([*leases, quarantine(slice_of("ill"), "ill")], replace(least, min_slices=5)) == 1
 
 
 def test_a_slice_is_given_back_if_the_pool_keeps_idle_ones_or_has_too_few():

@@ -187,7 +187,7 @@ def test_a_slice_whose_lease_is_gone_has_come_too_late_and_is_deleted():
 
 
 def test_a_quarantined_slice_goes_when_its_last_holder_has_left():
-    sick = leases.quarantine(held(), "chips stay busy", NOW)
+    sick = leases.quarantine(held(), "chips stay busy")
     assert left(facts(sick), seen()) == {"s": "held by r"}
     assert deleted(facts(leases.release(sick, "uid-r", NOW)), seen()) == {"s": "quarantined: chips stay busy"}
 
@@ -326,7 +326,7 @@ def worlds(draw: st.DrawFn) -> tuple[list[Sighting], Facts]:
             "held": lambda name=name: held(name),
             "free": lambda name=name: free(name, draw(st.sampled_from([1.0, 100.0]))),
             "gone": lambda name=name: leases.gone(free(name), "w", NOW),
-            "sick": lambda name=name: leases.quarantine(held(name), "w", NOW),
+            "sick": lambda name=name: leases.quarantine(held(name), "w"),
         }.get(lease)
         if made is not None:
             known.append(one := made())

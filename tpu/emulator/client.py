@@ -57,10 +57,6 @@ class ControlClient:
         """Set the time between a preemption notice and the kill (default 30)."""
         self._post("notice-seconds", seconds=seconds)
 
-    def set_suspend_delay(self, seconds: float) -> None:
-        """Set how long a queued resource shows SUSPENDING (default 0.1)."""
-        self._post("suspend-delay", seconds=seconds)
-
     def set_creation_rate(self, per_minute: int) -> None:
         """Set how many nodes may be created a minute (default 91)."""
         self._post("creation-rate", per_minute=per_minute)

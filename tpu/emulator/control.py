@@ -129,7 +129,6 @@ class Control:
             "delay": (Seconds, self._delay),
             "delete-delay": (Seconds, self._delete_delay),
             "notice-seconds": (Seconds, self._notice_seconds),
-            "suspend-delay": (Seconds, self._suspend_delay),
             "creation-rate": (PerMinute, self._creation_rate),
             "life": (Seconds, self._life),
             "queues": (Queues, self._queues),
@@ -193,9 +192,6 @@ class Control:
 
     async def _notice_seconds(self, wanted: Seconds) -> None:
         self._change(notice_s=wanted.seconds)
-
-    async def _suspend_delay(self, wanted: Seconds) -> None:
-        self._change(suspend_delay_s=wanted.seconds)
 
     async def _creation_rate(self, wanted: PerMinute) -> None:
         self._change(limits=replace(self._world.settings.limits, creations_per_minute=wanted.per_minute))

@@ -184,7 +184,6 @@ class Budget(_Part):
     user_failure: int = Field(default=2, ge=0, description="Failures of the program itself.")
 
 
-EVALUATE_BUILT_IN = "built-in"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -302,7 +302,7 @@ class RunDriver:
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
             resume=view.resumed or 0, reached=view.step, steps=self.record.config.steps,
-            waste_from=waste_begins(view.steps, reached, ended), commits=view.commits, evicted=view.evicted is not None,
+            waste_from=waste_begins(view.steps, reached), commits=view.commits, evicted=view.evicted is not None,
         )  # fmt: skip
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip

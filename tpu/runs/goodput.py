@@ -96,7 +96,7 @@ def attempt_intervals(
     return intervals
 
 
-def waste_begins(steps: Sequence[tuple[float, int]], committed: int, end: float) -> float | None:
+def waste_begins(steps: Sequence[tuple[float, int]], committed: int) -> float | None:
     """When an attempt began to do steps that are not in its last commit; None if it did none.
 
     `steps` are (time, step) as logged, ascending. A commit between two logged steps is placed in proportion.
@@ -116,7 +116,6 @@ def waste_begins(steps: Sequence[tuple[float, int]], committed: int, end: float)
 _FROM: dict[str, Bucket] = {
     "slice-wanted": "provisioning",
     "slice-intended": "provisioning",
-    "provision-started": "provisioning",
     "repair-wait-started": "provisioning",
     "repair-wait-done": "other",
     "sync-started": "sync",

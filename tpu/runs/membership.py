@@ -257,11 +257,11 @@ class Membership:
             if lease.state is LeaseState.GONE or lease.holder(uid) is None:
                 return lease
             if not clean:
-                lease = leases.quarantine(lease, f"{self._wanted.run}: {why}", now)
+                lease = leases.quarantine(lease, f"{self._wanted.run}: {why}")
             wanted = lease.claim is not None and lease.claim.uid != uid
             if lease.held_by_others(uid) or (lease.open and (stays or wanted)):
                 return leases.release(lease, uid, now)
-            return leases.retire(lease, "its last run has ended", now, uid)
+            return leases.retire(lease, "its last run has ended", uid)
 
         try:
             after = (await update(self._book, self._pool, name, change)).lease
@@ -278,9 +278,8 @@ class Membership:
 
     async def quarantine(self, name: str, why: str) -> None:
         """Nobody may take it any more."""
-        now = self._clock.time()
         with contextlib.suppress(LeaseRefused):
-            await update(self._book, self._pool, name, lambda lease: leases.quarantine(lease, why, now))
+            await update(self._book, self._pool, name, lambda lease: leases.quarantine(lease, why))
 
     async def gone(self, name: str, why: str) -> None:
         """The cloud says that the slice is no more, or it was never made."""

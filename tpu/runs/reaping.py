@@ -354,7 +354,7 @@ class Reaper:
                 return found
             for party in deletion.drop:
                 found = leases.drop(found, party, now)
-            return leases.retire(found, deletion.reason, now)
+            return leases.retire(found, deletion.reason)
 
         await update(self._book, lease.pool, lease.slice, closed)
 
@@ -372,7 +372,7 @@ class Reaper:
             def dropped(found: Lease) -> Lease:
                 for party in one.drop:
                     found = leases.drop(found, party, now)
-                return leases.retire(found, one.reason, now)
+                return leases.retire(found, one.reason)
 
             await update(self._book, lease.pool, lease.slice, dropped)
         except LeaseRefused:

@@ -203,7 +203,7 @@ async def profile_run(connection: Connection, run_dir: str, steps: int, report: 
         report(f"asked attempt {fence.attempt} of {name} to trace {steps} steps")
         waiting = _Waiting(run_dir, fence.attempt, group.members[0], request)
         await waiting.until_taken_up(report)
-        return await waiting.until_there(target, before, report)
+        return await waiting.until_there(target, before)
 
 
 class _Waiting:
@@ -229,7 +229,7 @@ class _Waiting:
             ) from None
         report("the trace has begun")
 
-    async def until_there(self, target: str, before: set[str], report: Callable[[str], None]) -> str:
+    async def until_there(self, target: str, before: set[str]) -> str:
         try:
             async with asyncio.timeout(TRACE_S):
                 while True:

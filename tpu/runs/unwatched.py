@@ -66,6 +66,6 @@ def _told(event: RunEvent, started: RunEvent | None, records: list[Mapping[str, 
         "commits": commits,
         "ended": ended,
         "reached": steps[-1][1] if steps else begin,
-        "waste_from": waste_begins(steps, begin if committed is None else committed, ended),
+        "waste_from": waste_begins(steps, begin if committed is None else committed),
     }
     return replace(event, detail=event.detail | told)

@@ -177,10 +177,10 @@ class Care:
             case Effect.NOTE_LOSS:
                 await self._note_loss(one)
             case Effect.BAR:
-                await self.change(one, lambda lease: leases.quarantine(lease, one.why, now))
+                await self.change(one, lambda lease: leases.quarantine(lease, one.why))
             case Effect.CLOSE_IF_FREE:
                 try:
-                    await self.change(one, lambda lease: leases.retire(lease, one.why, now))
+                    await self.change(one, lambda lease: leases.retire(lease, one.why))
                 except LeaseRefused:
                     self.hear(one, Signal.LEASE_HELD)
                 else:

@@ -88,10 +88,6 @@ class Span:
     start: float
     end: float
 
-    @property
-    def chip_seconds(self) -> float:
-        return max(0.0, self.end - self.start) * len(self.chips)
-
 
 @dataclass(frozen=True)
 class Lease:
@@ -312,7 +308,7 @@ def unclaim(lease: Lease, uid: str) -> Lease:
     return replace(lease, claim=None) if lease.claim is not None and lease.claim.uid == uid else lease
 
 
-def quarantine(lease: Lease, why: str, now: float) -> Lease:
+def quarantine(lease: Lease, why: str) -> Lease:
     """Nobody may take it any more. Who holds chips of it may go on; the last one to leave deletes it.
 
     Raises:
@@ -325,7 +321,7 @@ def quarantine(lease: Lease, why: str, now: float) -> Lease:
     return replace(lease, state=LeaseState.QUARANTINED, claim=None, why=why)
 
 
-def retire(lease: Lease, why: str, now: float, by: str | None = None) -> Lease:
+def retire(lease: Lease, why: str, by: str | None = None) -> Lease:
     """`quarantine` a slice that is to be deleted: refused while anybody but `by` holds or claims it.
 
     Raises:
@@ -335,7 +331,7 @@ def retire(lease: Lease, why: str, now: float, by: str | None = None) -> Lease:
         raise LeaseRefused(f"{lease.slice} is held by {', '.join(h.run for h in others)}")
     if lease.claim is not None and lease.claim.uid != by:
         raise LeaseRefused(f"{lease.slice} is claimed by {lease.claim.run}")
-    return quarantine(lease, why, now)
+    return quarantine(lease, why)
 
 
 def close(lease: Lease, why: str, now: float) -> Lease:
@@ -346,7 +342,7 @@ def close(lease: Lease, why: str, now: float) -> Lease:
     """
     for holder in lease.holders:
         lease = _without(lease, holder, now)
-    return quarantine(lease, why, now)
+    return quarantine(lease, why)
 
 
 def gone(lease: Lease, why: str, now: float, by: str | None = None, *, lost: bool = False) -> Lease:

@@ -13,7 +13,7 @@ from enum import Enum
 from tpu.cloud import Node, QueuedResource
 from tpu.slices import pool_size
 from tpu.slices.condition import look_of, view
-from tpu.slices.labels import BUCKET_LABEL, POOL_LABEL, RUN_LABEL, bucket_label, is_ours
+from tpu.slices.labels import BUCKET_LABEL, RUN_LABEL, bucket_label, is_ours
 from tpu.slices.lease import Claim, Holder, Lease, LeaseState
 from tpu.slices.pool_settings import PoolSettings
 
@@ -320,8 +320,3 @@ def _silent(lease: Lease, facts: Facts) -> tuple[Holder | Claim, ...]:
 
 def _left(one: Sighting, reason: str, *, doubtful: bool = False) -> Left:
     return Left(one.name, one.zone, one.what, reason, doubtful)
-
-
-def pools_of(seen: Iterable[Sighting]) -> set[str]:
-    """Labels of the pools that the slices in the cloud name."""
-    return {one.labels[POOL_LABEL] for one in seen if is_ours(one.labels)}

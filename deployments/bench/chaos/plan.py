@@ -145,10 +145,10 @@ def _choose(chance: random.Random, count: int) -> list[Fault]:
 def _strike(chance: random.Random, fault: Fault) -> Strike:
     moment = chance.choice(_MOMENTS[fault])
     delay_s = round(chance.choice((0.0, chance.uniform(0, 0.5), chance.uniform(0, 2.0))), 3)
-    return Strike(fault, moment, delay_s, _detail(chance, fault, moment))
+    return Strike(fault, moment, delay_s, _detail(chance, fault))
 
 
-def _detail(chance: random.Random, fault: Fault, moment: Moment) -> dict[str, Any]:
+def _detail(chance: random.Random, fault: Fault) -> dict[str, Any]:
     match fault:
         case "preempt":
             notice = chance.random() < 0.35
