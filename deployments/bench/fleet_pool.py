@@ -232,9 +232,7 @@ class Queue:
             return self._noted(run, lease, begin, kept)
         await self._clock.sleep(DROPPED_S if host.dead_at is not None else SILENCE_S)
         if host.dead_at is None:
-            await update(
-                self._book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent")
-            )
+            await update(self._book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent"))
         return self._noted(run, lease, begin, kept)
 
     def _noted(self, run: Run, lease: Lease, begin: float, kept: float) -> bool:

@@ -111,9 +111,7 @@ async def run_after_run(fleet: Fleet, number: int, luck: random.Random) -> None:
                 )  # fmt: skip
                 await fleet.clock.sleep(luck.expovariate(1 / 900))
                 if luck.random() < 0.1:
-                    await update(
-                        fleet.book, POOL, lease.slice, lambda now: leases.quarantine(now, "sick")
-                    )
+                    await update(fleet.book, POOL, lease.slice, lambda now: leases.quarantine(now, "sick"))
                 await update(
                     fleet.book, POOL, lease.slice, lambda now, uid=uid: leases.release(now, uid, fleet.clock.time())
                 )  # fmt: skip

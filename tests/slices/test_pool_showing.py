@@ -37,8 +37,7 @@ def test_a_claim_says_whether_holders_leave_and_when_at_the_latest():
 
 def test_one_that_is_unfit_says_why():
     assert (
-        "quarantined (chip 2 is busy)"
-        in slice_lines(quarantine(LEASE, "chip 2 is busy"), SETTINGS, 9.0)[0]
+        "quarantined (chip 2 is busy)" in slice_lines(quarantine(LEASE, "chip 2 is busy"), SETTINGS, 9.0)[0]
     )
 
 

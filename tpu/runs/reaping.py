@@ -24,13 +24,13 @@ from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.labels import POOL_LABEL, RUN_LABEL, is_ours, label_value
 from tpu.slices.lease import (
     LEASE_TTL_S,
-    Claim,
     Holder,
     Lease,
     LeaseObserver,
     LeaseRefused,
     LeaseState,
     MalformedLease,
+    beat_of,
 )
 from tpu.slices.lease_book import LeaseBook, LeaseContended, update
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
@@ -285,7 +285,9 @@ class Reaper:
                 damaged=self._damaged,
                 now=self._clock.time(),
             )
-            keys = {_key(lease, party): party for lease in found.values() for party in _parties(lease)}
+            keys = {
+                (lease.slice, *beat_of(party)): party for lease in found.values() for party in lease.parties
+            }
             first = set(keys) if first is None else first
             quiet = {party for parties in silent.values() for party in parties}
             open_ends = [key for key, party in keys.items() if key in first and party not in quiet]
@@ -465,14 +467,6 @@ def _exists(bucket: str, run: str) -> bool:
     except MalformedRecord:
         return True
     return True
-
-
-def _parties(lease: Lease) -> list[Holder | Claim]:
-    return [*lease.holders, *([lease.claim] if lease.claim is not None else [])]
-
-
-def _key(lease: Lease, party: Holder | Claim) -> tuple[str, str, int, int]:
-    return lease.slice, party.uid, party.term if isinstance(party, Holder) else -1, party.beat
 
 
 def _users(deletion: Deletion) -> list[str]:

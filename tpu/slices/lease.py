@@ -26,6 +26,7 @@ LEASE_TTL_S = 60.0
 LONGEST_GAP_S = 30.0
 # Past uses that are kept one by one; older ones are kept as two sums.
 MOST_SPANS = 400
+OLDER = "older uses"
 
 
 class LeaseRefused(Exception):
@@ -135,6 +136,11 @@ class Lease:
         """Whether chips of it may be taken, in so far as they are free."""
         return self.state in (LeaseState.INTENDED, LeaseState.READY)
 
+    @property
+    def parties(self) -> tuple[Holder | Claim, ...]:
+        """All who have to show that they live."""
+        return self.holders if self.claim is None else (*self.holders, self.claim)
+
     def holder(self, uid: str) -> Holder | None:
         """The holder with this uid; a run holds a slice once."""
         return next((holder for holder in self.holders if holder.uid == uid), None)
@@ -199,10 +205,8 @@ def take(lease: Lease, holder: Holder, now: float) -> Lease:
     if (other := _overlapping(lease.holders, holder.chips)) is not None:
         raise LeaseRefused(f"{lease.slice}: {other.run} holds chips {_list(other.chips)}")
     claim = lease.claim
-    if claim is not None and (
-        claim.uid == holder.uid or (claim.priority < holder.priority and set(claim.chips) & set(holder.chips))
-    ):
-        claim = None  # fulfilled, or it gives way
+    if claim is not None and ends_with(claim, holder):
+        claim = None
     if claim is not None and not may_borrow(claim, holder.priority, holder.chips):
         raise LeaseRefused(f"{lease.slice}: chips {_list(claim.chips)} are claimed by {claim.run}")
     term, spans = lease.term + 1, _with_idle_span(lease, now) if holder.chips else lease.spans
@@ -217,6 +221,12 @@ def take(lease: Lease, holder: Holder, now: float) -> Lease:
             spans=spans,
         )
     )
+
+
+def ends_with(claim: Claim, taker: Holder) -> bool:
+    """Whether a claim is fulfilled by who takes chips, or gives way to them for being of lower priority."""
+    overlaps = set(claim.chips) & set(taker.chips)
+    return claim.uid == taker.uid or (claim.priority < taker.priority and bool(overlaps))
 
 
 def may_borrow(claim: Claim, priority: int, chips: Collection[int]) -> bool:
@@ -327,8 +337,7 @@ def retire(lease: Lease, why: str, by: str | None = None) -> Lease:
     Raises:
         LeaseRefused: it is held, claimed or gone.
     """
-    if others := lease.held_by_others(by):
-        raise LeaseRefused(f"{lease.slice} is held by {', '.join(h.run for h in others)}")
+    _check_not_held(lease, by)
     if lease.claim is not None and lease.claim.uid != by:
         raise LeaseRefused(f"{lease.slice} is claimed by {lease.claim.run}")
     return quarantine(lease, why)
@@ -340,9 +349,7 @@ def close(lease: Lease, why: str, now: float) -> Lease:
     Raises:
         LeaseRefused: it is gone.
     """
-    for holder in lease.holders:
-        lease = _without(lease, holder, now)
-    return quarantine(lease, why)
+    return quarantine(_without_all(lease, now), why)
 
 
 def gone(lease: Lease, why: str, now: float, by: str | None = None, *, lost: bool = False) -> Lease:
@@ -356,10 +363,9 @@ def gone(lease: Lease, why: str, now: float, by: str | None = None, *, lost: boo
     """
     if lease.state is LeaseState.GONE:
         return lease
-    if not lost and (others := lease.held_by_others(by)):
-        raise LeaseRefused(f"{lease.slice} is held by {', '.join(h.run for h in others)}")
-    for holder in lease.holders:
-        lease = _without(lease, holder, now)
+    if not lost:
+        _check_not_held(lease, by)
+    lease = _without_all(lease, now)
     lease = _folded(replace(lease, spans=_with_idle_span(lease, now)))
     return replace(lease, state=LeaseState.GONE, claim=None, free_since=None, gone=now, why=lease.why or why)
 
@@ -387,10 +393,9 @@ class LeaseObserver:
         if monotonic - self._looked.get(lease.slice, monotonic) > self._gap_s:
             before = {}
         self._looked[lease.slice] = monotonic
-        parties: list[Holder | Claim] = [*lease.holders, *([lease.claim] if lease.claim else [])]
-        self._since[lease.slice] = {key: before.get(key, monotonic) for key in map(_beat_of, parties)}
-        since = self._since[lease.slice]
-        return tuple(p for p in parties if monotonic - since[_beat_of(p)] >= self._ttl_s)
+        since = {beat: before.get(beat, monotonic) for beat in map(beat_of, lease.parties)}
+        self._since[lease.slice] = since
+        return tuple(p for p in lease.parties if monotonic - since[beat_of(p)] >= self._ttl_s)
 
     def see_all(self, leases: Iterable[Lease], monotonic: float) -> dict[str, tuple[Holder | Claim, ...]]:
         """Look at many: who may be dropped, by slice; slices without such are left out."""
@@ -407,17 +412,18 @@ def idle_chip_seconds(lease: Lease, now: float) -> float:
     if lease.ready is None:
         return 0.0
     end = lease.gone if lease.gone is not None else now
-    return max(0.0, (end - lease.ready) * lease.chips - used_chip_seconds(lease, now))
+    return max(0.0, (end - lease.ready) * lease.chips - sum(used_chip_seconds(lease, now).values()))
 
 
-def used_chip_seconds(lease: Lease, now: float) -> float:
-    """Chip-seconds since it became ready that runs had."""
+def used_chip_seconds(lease: Lease, now: float) -> dict[str, float]:
+    """Chip-seconds since it became ready, by run; those of uses that are not kept one by one are under OLDER."""
+    found: dict[str, float] = {OLDER: lease.older_used_s} if lease.older_used_s else {}
     begin = lease.ready if lease.ready is not None else now
-    uses = [(s.chips, s.start, s.end) for s in lease.spans if s.run is not None]
-    uses += [(h.chips, h.since, now) for h in lease.holders]
-    return lease.older_used_s + sum(
-        max(0.0, end - max(start, begin)) * len(chips) for chips, start, end in uses
-    )
+    uses = [(s.run, s.chips, s.start, s.end) for s in lease.spans if s.run is not None]
+    uses += [(h.run, h.chips, h.since, now) for h in lease.holders]
+    for run, chips, start, end in uses:
+        found[run] = found.get(run, 0.0) + max(0.0, end - max(start, begin)) * len(chips)
+    return found
 
 
 def to_json(lease: Lease) -> bytes:
@@ -476,6 +482,17 @@ def _without(lease: Lease, holder: Holder, now: float) -> Lease:
     return _folded(replace(lease, holders=left, spans=spans, free_since=free_since))
 
 
+def _without_all(lease: Lease, now: float) -> Lease:
+    for holder in lease.holders:
+        lease = _without(lease, holder, now)
+    return lease
+
+
+def _check_not_held(lease: Lease, by: str | None) -> None:
+    if others := lease.held_by_others(by):
+        raise LeaseRefused(f"{lease.slice} is held by {', '.join(h.run for h in others)}")
+
+
 def _with_idle_span(lease: Lease, now: float) -> tuple[Span, ...]:
     if lease.free_since is None or lease.free_since >= now:
         return lease.spans
@@ -495,7 +512,8 @@ def _folded(lease: Lease) -> Lease:
     return replace(lease, spans=lease.spans[surplus:], older_used_s=used, older_idle_s=idle)
 
 
-def _beat_of(party: Holder | Claim) -> tuple[str, int, int]:
+def beat_of(party: Holder | Claim) -> tuple[str, int, int]:
+    """What stays the same while a party is silent."""
     # A claim has no term; -1 keeps it apart from the holder that the same run may be.
     return party.uid, party.term if isinstance(party, Holder) else -1, party.beat
 

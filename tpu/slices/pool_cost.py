@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tpu.money import dollar_column, in_dollars
-from tpu.slices.lease import Lease, LeaseState, idle_chip_seconds
-
-OLDER = "older uses"
+from tpu.slices.lease import Lease, LeaseState, idle_chip_seconds, used_chip_seconds
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ def pool_cost(leases: Iterable[Lease], now: float) -> PoolCost:
             unpriced[kind] = unpriced.get(kind, 0.0) + max(0.0, end - lease.ready)
             continue
         a_chip_second = price / 3600 / lease.chips
-        for run, seconds in _chip_seconds(lease, now).items():
+        for run, seconds in used_chip_seconds(lease, now).items():
             by_run[run] = by_run.get(run, 0.0) + seconds * a_chip_second
         idle += idle_chip_seconds(lease, now) * a_chip_second
         if there:
@@ -66,14 +64,3 @@ def cost_lines(cost: PoolCost) -> list[str]:
     lines += [f"{seconds / 3600:.1f} h of {kind}: price not set" for kind, seconds in cost.unpriced.items()]
     now = f"now: {cost.slices} slice(s), {in_dollars(cost.an_hour)} an hour"
     return [*lines, f"{now}, {in_dollars(cost.idle_an_hour)} of it for chips that no run has"]
-
-
-def _chip_seconds(lease: Lease, now: float) -> dict[str, float]:
-    """Chip-seconds by run since the slice became ready."""
-    found: dict[str, float] = {OLDER: lease.older_used_s} if lease.older_used_s else {}
-    assert lease.ready is not None
-    uses = [(span.run, span.chips, span.start, span.end) for span in lease.spans if span.run is not None]
-    uses += [(holder.run, holder.chips, holder.since, now) for holder in lease.holders]
-    for run, chips, start, end in uses:
-        found[run] = found.get(run, 0.0) + max(0.0, end - max(start, lease.ready)) * len(chips)
-    return found

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tpu.slices.candidate import Candidate
-from tpu.slices.lease import Claim, Holder, Lease, LeaseState, may_borrow
+from tpu.slices.lease import Claim, Holder, Lease, LeaseState, ends_with, may_borrow
 
 # What is ready is taken before what is still being made.
 IN_ORDER = (LeaseState.READY, LeaseState.INTENDED)
@@ -95,15 +95,12 @@ class Shelf:
 
     def use(self, one: Shelved, taker: Holder) -> None:
         """Give chips to somebody who is told to take them; a claim is fulfilled by it, or gives way."""
-        claim, chips = one.claim, set(taker.chips)
-        if claim is not None and (
-            claim.uid == taker.uid or (claim.priority < taker.priority and chips & set(claim.chips))
-        ):
+        if one.claim is not None and ends_with(one.claim, taker):
             one.claim = None
         one.holders = (*one.holders, taker)
         by_free = self.by_free[one.lease.state]
         by_free[len(one.free)].pop(one.lease.slice, None)
-        one.free -= chips
+        one.free -= set(taker.chips)
         by_free[len(one.free)][one.lease.slice] = one
 
     def next_in_line(self, uid: str) -> Shelved | None:
