@@ -26,7 +26,8 @@ from tpu.runs import launch
 from tpu.runs.config import RunConfig
 from tpu.runs.record import RunRecord, data_hash
 from tpu.runs.sync import Installed
-from tpu.slices.provision import ReadySlice, delete_slice, provision
+from tpu.slices.deletion import delete_slice
+from tpu.slices.provision import ReadySlice, provision
 
 CONNECT_S = 60.0
 DELETE_S = 60.0

@@ -19,7 +19,8 @@ from tpu.hosts.connect import connect_all
 from tpu.hosts.gang import GangSpec
 from tpu.hosts.group import HostGroup
 from tpu.hosts.identity import Identity, ensure_identity
-from tpu.slices.provision import SliceRequest, provision
+from tpu.slices.provision import provision
+from tpu.slices.request import SliceRequest
 
 
 @dataclass(frozen=True)

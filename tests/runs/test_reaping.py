@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tpu.checkpoint import files, objects
+from tpu.clock import SystemClock
 from tpu.cloud import CloudError, ErrorKind, Node, NodeRequest, QueuedResource, QueuedResourceRequest
 from tpu.cloud.calls import CallPolicy
 from tpu.cloud.google import GoogleTpuCloud, open_cloud
@@ -23,7 +24,6 @@ from tpu.runs.reaping import Reaped, Reaper, Scope
 from tpu.runs.top_up import top_up
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate
-from tpu.slices.clock import SystemClock
 from tpu.slices.labels import ownership_labels
 from tpu.slices.lease import Holder, Lease, LeaseState
 from tpu.slices.lease_book import GcsLeaseBook, Kept, update

@@ -26,7 +26,7 @@ from tpu.slices.project_memory import ProjectMemory, memory_of_bucket, memory_of
 from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
 from tpu.slices.request import SliceRequest
 from tpu.slices.waiting import Waiting
-from tpu.slices.zone_health import Closed, Fine, Slowed
+from tpu.slices.zone_health import Fine, Slowed, verdict
 
 A = Candidate("us-east5-a", "v6e-1", "spot")
 B = Candidate("us-east5-b", "v6e-1", "spot")
@@ -124,8 +124,9 @@ async def test_V1_after_a_stockout_the_next_candidate_is_asked_at_once(
     assert clock.monotonic() - began < 5
     assert all("no capacity" in why and deleted for why, deleted, _ in book.told.values())
     assert zones_of(emulator) == [C.zone]
-    assert isinstance(await memory.verdict(A), Slowed)
-    assert await memory.verdict(C) == Fine()
+    health = await memory.health()
+    assert isinstance(verdict(health.of(A), clock.time()), Slowed)
+    assert verdict(health.of(C), clock.time()) == Fine()
 
 
 async def test_V1_all_of_them_sold_out_they_are_asked_less_and_less_often(
@@ -169,7 +170,7 @@ async def test_V2_a_candidate_without_quota_is_dropped_for_good_and_its_quota_na
     assert (ready.zone, book.asked) == (B.zone, [A, B])
     (line,) = [line for line in said if line.startswith(f"{A}: given up")]
     assert "TPUV6EPreemptiblePerProjectPerRegionForTPUAPI" in line
-    assert await memory.verdict(A) == Closed("TPUV6EPreemptiblePerProjectPerRegionForTPUAPI")
+    assert (await memory.health()).of(A).no_quota == "TPUV6EPreemptiblePerProjectPerRegionForTPUAPI"
     # No other run asks, and one that has nowhere else to go says so before anything is made.
     other = Book("o")
     with pytest.raises(CloudError, match=r"TPUV6EPreemptible.*relay zones --forget us-east5-a") as caught:

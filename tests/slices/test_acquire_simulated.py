@@ -20,7 +20,6 @@ from tpu.slices.labels import ownership_labels
 from tpu.slices.project_memory import ProjectMemory, memory_of_process
 from tpu.slices.provision import NotReady, ReadySlice
 from tpu.slices.request import SliceRequest
-from tpu.slices.zone_health import Closed
 
 HOUR = 3600.0
 KIND = "v6e-4"
@@ -139,7 +138,7 @@ def test_whatever_the_cloud_does_nothing_is_left_and_nothing_is_made_unwritten(s
         assert left == set(), ends
         assert ends.count("had") >= 5
         assert "refused wrongly" not in ends
-        assert await memory.verdict(NONE) == Closed("TPUV6EPreemptiblePerProjectPerRegionForTPUAPI")
+        assert (await memory.health()).of(NONE).no_quota == "TPUV6EPreemptiblePerProjectPerRegionForTPUAPI"
         calls = simulation.calls.a_minute()
         assert calls["create"].most <= 91
 

@@ -9,26 +9,18 @@ from typing import Any
 
 import pytest
 
+from tpu.clock import SystemClock
 from tpu.cloud import CloudError, ErrorKind, NodeRequest
 from tpu.cloud.calls import CallPolicy
 from tpu.cloud.google import GoogleTpuCloud, open_cloud
 from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
-from tpu.slices.clock import SystemClock
-from tpu.slices.condition import Condition
+from tpu.slices.condition import Condition, slice_condition
+from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.intent import node_request
 from tpu.slices.labels import ownership_labels
-from tpu.slices.provision import (
-    DeletionUnconfirmed,
-    NoLongerWanted,
-    NotReady,
-    ReadySlice,
-    SliceRequest,
-    check_offered,
-    delete_slice,
-    provision,
-    slice_condition,
-)
+from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, check_offered, provision
+from tpu.slices.request import SliceRequest
 
 ZONE = "us-central2-b"
 CLOCK = SystemClock()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
-from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.cloud import PREEMPTIBLE, TpuCloud
 from tpu.runs.event_log import EventLog, RunEvent, candidate_of, early_death
 from tpu.runs.membership import Membership
 from tpu.runs.tenure import Tenure
 from tpu.slices.condition import LifeView, slice_condition
-from tpu.slices.project_memory import ProjectMemory
-from tpu.slices.provision import delete_slice
-from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.slices.deletion import delete_slice
+from tpu.slices.project_memory import ProjectMemory, remembered
 
 DELETE_S = 1800.0
 
@@ -75,9 +72,7 @@ class Parting:
         self._on_parted(name)
         await self._log.note("slice-deleted", slice=name, why=why)
         if (asked := early_death(self._log.events, name)) is not None:
-            # What the project remembers of its zones is of use, not a condition.
-            with contextlib.suppress(StorageUnavailable, SharedContended, MalformedShared):
-                await self._memory.note(candidate, "early death", asked)
+            await remembered(self._memory.note(candidate, "early death", asked), None, self._report)
 
     async def _released(self, name: str, why: str) -> None:
         self._report(f"slice {name} is given back to the pool: {why}")

@@ -31,11 +31,9 @@ from tpu.slices.condition import LifeView, slice_condition
 from tpu.slices.lease import Lease, LeaseRefused, LeaseState
 from tpu.slices.lease_book import LeaseContended
 from tpu.slices.pool import Create, Part, Take, Wait
-from tpu.slices.project_memory import ProjectMemory
+from tpu.slices.project_memory import ProjectMemory, remembered
 from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
-from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.slices.waiting import Waiting
-from tpu.slices.zone_health import Closed, Paused
 from tpu.unbroken import unbroken
 
 # Between two looks at a pool that has no place now: the first pause, and how it grows up to the longest.
@@ -136,12 +134,8 @@ class Placing:
     async def _serving(self) -> tuple[Candidate, ...]:
         """Candidates whose zones serve, as far as the project remembers."""
         candidates = tuple(self._record.config.slice.choices)
-        try:
-            verdicts = [await self._memory.verdict(candidate) for candidate in candidates]
-        except (StorageUnavailable, SharedContended, MalformedShared):
-            return candidates
-        pairs = zip(candidates, verdicts, strict=True)
-        return tuple(candidate for candidate, verdict in pairs if not isinstance(verdict, Closed | Paused))
+        # Asked again and again; that nothing is remembered is said once something is made.
+        return await remembered(self._memory.serving(candidates), candidates, lambda _: None)
 
     # --- a slice that is made ---
 

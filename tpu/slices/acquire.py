@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from tpu.clock import Clock
 from tpu.cloud import CloudError, ErrorKind, TpuCloud
 from tpu.slices.candidate import Candidate
-from tpu.slices.clock import Clock
 from tpu.slices.dead import free_quota
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.project_memory import ProjectMemory, Result, remembered

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
+from tpu.clock import Clock
 from tpu.cloud import CloudError, Node, NodeState, QueuedResource, QueuedResourceState, TpuCloud
-from tpu.slices.clock import Clock
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.labels import POOL_LABEL, RUN_LABEL, is_ours
 

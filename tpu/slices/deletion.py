@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tpu.clock import Clock
 from tpu.cloud import CloudError, ErrorKind, NodeState, QueuedResourceState, TpuCloud
-from tpu.slices.clock import Clock
 from tpu.slices.condition import Look, take_look
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S, _LOOK_GROWTH = 0.05, 10.0, 1.6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from tpu.checkpoint.retry import StorageUnavailable
@@ -12,7 +12,7 @@ from tpu.slices import creation_rate, zone_health
 from tpu.slices.candidate import Candidate
 from tpu.slices.creation_rate import RateLimit, Tokens
 from tpu.slices.shared import BucketShared, MalformedShared, MemoryShared, Shared, SharedContended
-from tpu.slices.zone_health import Kind, Verdict, ZoneHealth
+from tpu.slices.zone_health import Closed, Kind, Paused, Verdict, ZoneHealth
 
 Result = TypeVar("Result")
 
@@ -42,21 +42,22 @@ class ProjectMemory:
 
         def step(health: ZoneHealth) -> tuple[ZoneHealth, Verdict]:
             known, answer = zone_health.let_through(health.of(candidate), self._clock.time())
-            return (health.having(candidate, known) if known != health.of(candidate) else health), answer
+            return health.having(candidate, known), answer
 
         return await self._health.change(step)
 
-    async def verdict(self, candidate: Candidate) -> Verdict:
-        """Whether the candidate's place may be asked now, without asking for it."""
-        return zone_health.verdict((await self._health.read()).of(candidate), self._clock.time())
+    async def serving(self, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+        """Those whose places may be asked now, be it more slowly; nothing is asked for by this."""
+        health, now = await self._health.read(), self._clock.time()
+        verdicts = ((one, zone_health.verdict(health.of(one), now)) for one in candidates)
+        return tuple(one for one, verdict in verdicts if not isinstance(verdict, Closed | Paused))
 
     async def note(self, candidate: Candidate, kind: Kind, asked: float) -> None:
         """Remember what became of a slice; `asked` is when it was asked for, in seconds since the epoch."""
         now = self._clock.time()
 
         def step(health: ZoneHealth) -> tuple[ZoneHealth, None]:
-            known = zone_health.noted(health.of(candidate), kind, asked, now)
-            return (health.having(candidate, known) if known != health.of(candidate) else health), None
+            return health.having(candidate, zone_health.noted(health.of(candidate), kind, asked, now)), None
 
         await self._health.change(step)
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from tpu.clock import Clock
 from tpu.cloud import (
     CloudError,
     ErrorKind,
@@ -22,26 +23,13 @@ from tpu.cloud import (
     TpuCloud,
 )
 from tpu.hosts.address import HostAddress
-from tpu.slices.clock import Clock
-from tpu.slices.condition import Condition, LifeView, Look, slice_condition, take_look, view
+from tpu.slices.condition import Condition, LifeView, Look, take_look, view
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
 from tpu.slices.hosts import host_addresses
 from tpu.slices.intent import node_request
 from tpu.slices.request import SliceRequest
 from tpu.topology import accelerator_type
 from tpu.unbroken import unbroken
-
-__all__ = [
-    "DeletionUnconfirmed",
-    "NoLongerWanted",
-    "NotReady",
-    "ReadySlice",
-    "SliceRequest",
-    "check_offered",
-    "delete_slice",
-    "provision",
-    "slice_condition",
-]
 
 # Pauses between two looks, in seconds. They begin short, for clouds that are quick, and grow to what is kind
 # to the API's read quota when a slice takes its time.

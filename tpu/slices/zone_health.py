@@ -103,7 +103,7 @@ def noted(health: PlaceHealth, kind: Kind, asked: float, now: float) -> PlaceHea
         outcomes = _without_success(outcomes, asked)
     last = _last_bad(outcomes)
     # Where nothing was bad a success tells nothing: most are not worth a write.
-    tells = bad_in_a_row(outcomes) > 0 if kind == "success" else last is None or asked >= last
+    tells = bad_in_a_row(outcomes) > 0 if kind == "success" else last is None or asked >= last.at
     if tells:
         outcomes.append(Outcome(kind, now, asked))
     tried = None if kind == "success" else health.tried
@@ -119,17 +119,17 @@ def verdict(health: PlaceHealth, now: float) -> Verdict:
     last = _last_bad(outcomes)
     if bad == 0 or last is None:
         return Fine()
-    pause = min(pause_s(bad), _cycle_s(outcomes))
-    until = last + pause
-    if health.tried is not None and health.tried > last:
+    pause = min(pause_s(bad), _cycle_s(last))
+    until = last.at + pause
+    if health.tried is not None and health.tried > last.at:
         # Somebody's try is under way. Where there was no capacity its answer is waited for, if that is not for long.
-        pause = max(pause, ANSWER_S) if _last_bad_one(outcomes).kind == "stockout" else pause
+        pause = max(pause, ANSWER_S) if last.kind == "stockout" else pause
         until = health.tried + pause
     if now >= until:
         return Fine()
     # A clock that was ahead of ours must not hold us for longer than a pause lasts.
     until = min(until, now + pause)
-    why = f"{bad} bad outcome(s) in a row, lastly {_named(outcomes)}"
+    why = f"{bad} bad outcome(s) in a row, lastly {_named(last)}"
     return Paused(until, why) if bad >= HALT_FROM else Slowed(until - now, why)
 
 
@@ -163,13 +163,12 @@ def bad_in_a_row(outcomes: tuple[Outcome, ...] | list[Outcome]) -> int:
     return count
 
 
-def _cycle_s(outcomes: list[Outcome]) -> float:
+def _cycle_s(last: Outcome) -> float:
     """The longest pause that the last bad outcome is worth.
 
     Refusals cost nothing but calls, so they say nothing. But a slice that lived for a little had been waited for: to
     pause longer than twice its whole time, from being asked for to its death, loses more than another try.
     """
-    last = _last_bad_one(outcomes)
     return 2.0 * max(0.0, last.at - last.asked) if last.kind == "early death" else LONGEST_PAUSE_S
 
 
@@ -180,12 +179,8 @@ def summary(health: PlaceHealth, now: float) -> str:
     return f"in the last {WINDOW_S / 60:.0f} minutes: {', '.join(counted) or 'nothing bad'}"
 
 
-def _last_bad(outcomes: list[Outcome]) -> float | None:
-    return next((one.at for one in reversed(outcomes) if one.kind != "success"), None)
-
-
-def _last_bad_one(outcomes: list[Outcome]) -> Outcome:
-    return next(one for one in reversed(outcomes) if one.kind != "success")
+def _last_bad(outcomes: list[Outcome]) -> Outcome | None:
+    return next((one for one in reversed(outcomes) if one.kind != "success"), None)
 
 
 def _without_success(outcomes: list[Outcome], asked: float) -> list[Outcome]:
@@ -197,8 +192,7 @@ def _without_success(outcomes: list[Outcome], asked: float) -> list[Outcome]:
     return outcomes[:taken] + outcomes[taken + 1 :]
 
 
-def _named(outcomes: list[Outcome]) -> str:
-    last = _last_bad_one(outcomes)
+def _named(last: Outcome) -> str:
     if last.kind == "stockout":
         return "no capacity"
     return f"a slice lost {last.at - last.asked:.0f} s after it was asked for"
@@ -214,7 +208,9 @@ class ZoneHealth:
         return self.places.get(place_of(candidate), PlaceHealth())
 
     def having(self, candidate: Candidate, health: PlaceHealth) -> ZoneHealth:
-        """This, with another health of one place."""
+        """This, with another health of one place. A place of which nothing is known is not written down."""
+        if health == self.of(candidate):
+            return self
         return ZoneHealth({**self.places, place_of(candidate): health})
 
     def opened(self, zone: str) -> ZoneHealth:
