@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from deployments.bench.fleet_runs import HOUR, Run, Stay, Work, kept_s
+from tpu.clock import sleep_unless
 from tpu.cloud import CloudError, ErrorKind, NodeState, QueuedResourceRequest, QueuedResourceState
 from tpu.emulator.simulation import Simulation
 from tpu.emulator.simulation_clock import account
 from tpu.emulator.simulation_hosts import ScriptedHost
-from tpu.emulator.waiting import sleep_unless
 from tpu.slices.candidate import Candidate
 from tpu.slices.intent import node_request
 from tpu.slices.request import SliceRequest

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from deployments.bench.fleet_runs import Run, Stay, Work, kept_s
+from tpu.clock import sleep_unless
 from tpu.cloud import TpuCloud
 from tpu.emulator.simulation import Simulation
 from tpu.emulator.simulation_clock import account
 from tpu.emulator.simulation_hosts import ScriptedHost
-from tpu.emulator.waiting import sleep_unless
 from tpu.hosts.gang import SILENCE_S
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate

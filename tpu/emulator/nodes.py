@@ -9,14 +9,13 @@ from typing import Any
 
 from google.protobuf import empty_pb2
 
-from tpu.clock import Clock
+from tpu.clock import Clock, sleep_unless
 from tpu.emulator import checks, errors, messages
 from tpu.emulator.capacity import Ask, Provisioning, Refused, Wait, place
 from tpu.emulator.errors import ApiError
 from tpu.emulator.host_fleet import HostFleet
 from tpu.emulator.names import Location
 from tpu.emulator.state import NodeRecord, World
-from tpu.emulator.waiting import sleep_unless
 from tpu.topology import AcceleratorType
 
 _log = logging.getLogger(__name__)

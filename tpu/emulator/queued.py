@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tpu.clock import Clock
+from tpu.clock import Clock, sleep_unless
 from tpu.emulator import errors, messages
 from tpu.emulator.capacity import Ask, Placed, Refused, Wait, place
 from tpu.emulator.errors import ApiError
 from tpu.emulator.names import Location
 from tpu.emulator.nodes import Nodes, schedule
 from tpu.emulator.state import NodeRecord, QueuedRecord, World
-from tpu.emulator.waiting import sleep_unless
 
 _ENDED = {"FAILED", "DELETING", "SUSPENDING", "SUSPENDED"}
 

@@ -3,7 +3,7 @@
 Everything that a keeper knows stands in the pool's leases and in the cloud, so it may be killed at any moment: the
 next one takes up what it finds. It drives the slices that it has made itself; what runs have made is theirs, and
 counts. What is to be done with a slice says the table of tpu.slices.life; what the cloud says of all of them comes
-from one monitor. No slice has a task that waits for it: there is work for it, or there is none.
+from one monitor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tpu.checkpoint.retry import StorageUnavailable
-from tpu.clock import Clock
+from tpu.clock import Clock, sleep_unless
 from tpu.cloud import TpuCloud
 from tpu.slices import lease as leases
 from tpu.slices import life
@@ -124,18 +124,7 @@ class Keeper:
                 except (StorageUnavailable, LeaseContended, MalformedLease, PoolSettingsError) as error:
                     self._report(f"pool {self._pool}: {error}")
                 self._monitor.check()
-                await self._pause()
-
-    async def _pause(self) -> None:
-        waits = (
-            asyncio.ensure_future(self._clock.sleep(self._every_s)),
-            asyncio.ensure_future(self._wake.wait()),
-        )
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+                await sleep_unless(self._clock, self._every_s, self._wake)
 
     async def _pass(self) -> None:
         """Look at the leases and the clock once, and begin what follows."""

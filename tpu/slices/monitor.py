@@ -13,7 +13,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from tpu.clock import Clock
+from tpu.clock import Clock, sleep_unless
 from tpu.cloud import CloudError, Node, QueuedResource, TpuCloud
 from tpu.slices.condition import Condition, LifeView, absent, look_of, take_look, view
 
@@ -136,15 +136,16 @@ class Monitor:
         time that its view is another one. Begin to watch after the creation was answered: a look that began
         before it finds nothing, and would say that the slice is gone.
         """
-        if zone not in self._zones:
-            self._zones[zone] = _Zone(zone, self._cloud, self._clock, self._every_s)
-        return self._zones[zone].join(name, spot, was_ready, on_change)
+        return self._zone(zone).join(name, spot, was_ready, on_change)
 
     def keep_listing(self, zone: str) -> None:
         """List this zone at each interval also while nothing in it is watched, until `close`."""
+        self._zone(zone).keep()
+
+    def _zone(self, zone: str) -> _Zone:
         if zone not in self._zones:
             self._zones[zone] = _Zone(zone, self._cloud, self._clock, self._every_s)
-        self._zones[zone].keep()
+        return self._zones[zone]
 
     def newest(self, zone: str) -> ZoneLook | None:
         """What the zone's newest lists said of all slices, watched or not; None before the first answer."""
@@ -263,15 +264,7 @@ class _Zone:
         """Until the next list is due: an interval after the last one began, sooner if somebody is in a hurry."""
         spent = self._clock.monotonic() - began
         await self._clock.sleep(max(0.0, min(HURRIED_S, self._every_s) - spent))
-        left = self._every_s - (self._clock.monotonic() - began)
-        if left <= 0 or self._hurry.is_set():
-            return
-        waits = (asyncio.ensure_future(self._clock.sleep(left)), asyncio.ensure_future(self._hurry.wait()))
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        await sleep_unless(self._clock, self._every_s - (self._clock.monotonic() - began), self._hurry)
 
     async def _list(self, began: float) -> None:
         """Take the zone's lists; of one slice alone the two gets are no more calls, and far less data."""
