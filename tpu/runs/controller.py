@@ -55,6 +55,11 @@ class ControllerState:
     beats: int = 0
     released: bool = False
 
+    @property
+    def drives(self) -> bool:
+        """Whether the owner may still act for the run, as far as can be told from here."""
+        return not self.released and not self.owner.known_dead()
+
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
 

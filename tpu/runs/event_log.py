@@ -6,6 +6,7 @@ Budgets are counted from it and the report is made of it, so it must survive any
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +19,8 @@ from tpu.slices.candidate import Candidate
 from tpu.slices.zone_health import EARLY_DEATH_S
 
 READERS = 8
+# The number of what others than the driver write: behind all events of its term, before those of the next driver.
+_BEHIND_ALL = "999999"
 
 
 class MalformedEvent(ValueError):
@@ -54,8 +57,7 @@ class EventLog:
             event = RunEvent(self._now(), kind, detail)
             self._number += 1
             objects.create_exclusive(
-                f"{self._folder}/{self._term:06}-{self._number:06}.json",
-                json.dumps({"time": event.time, "kind": kind, "detail": detail}).encode(),
+                f"{self._folder}/{self._term:06}-{self._number:06}.json", _to_json(event)
             )
             self.events.append(event)
             return event
@@ -82,6 +84,23 @@ def highest_term(run_dir: str) -> int:
     """The highest term under which the run's history was written; 0 if there is none."""
     terms = (url.rpartition("/")[2].partition("-")[0] for url in files.names(f"{run_dir}/events"))
     return max((int(term) for term in terms if term.isdigit()), default=0)
+
+
+def note_from_outside(run_dir: str, key: str, time: float, kind: str, **detail: Any) -> None:
+    """Write an event into the history of a run that nobody drives; the same `key` twice in a term is one event.
+
+    So a slice that the reaper deleted costs the run nothing any more. A run without a history has none to be mended,
+    and gets none. `time` is seconds since 1970.
+    """
+    if (term := highest_term(run_dir)) == 0:
+        return
+    with contextlib.suppress(objects.ObjectExists):
+        url = f"{run_dir}/events/{term:06}-{_BEHIND_ALL}-{key}.json"
+        objects.create_exclusive(url, _to_json(RunEvent(time, kind, detail)))
+
+
+def _to_json(event: RunEvent) -> bytes:
+    return json.dumps(vars(event)).encode()
 
 
 def _event(url: str, content: bytes) -> RunEvent:

@@ -101,4 +101,4 @@ def _ended(run_dir: str, attempt: int) -> bool:
 
 def _driven(run_dir: str) -> bool:
     seen = observe(run_dir)
-    return seen is not None and not seen[0].released and not seen[0].owner.known_dead()
+    return seen is not None and seen[0].drives

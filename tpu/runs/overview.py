@@ -116,7 +116,7 @@ def run_state(
 
     `asked` is True if the last driver was asked to stop.
     """
-    if controller is not None and not controller.released and not controller.owner.known_dead():
+    if controller is not None and controller.drives:
         return f"driven by process {controller.owner.pid} on {controller.owner.host}"
     if reached(record, fence, events) >= record.config.steps:
         return "finished"

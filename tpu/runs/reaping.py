@@ -15,9 +15,9 @@ from tpu.checkpoint import objects
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.cloud import CloudError, Node, QueuedResource, TpuCloud
-from tpu.runs.controller import ControllerState, MalformedController, observe
-from tpu.runs.history import note_from_outside
-from tpu.runs.record import MalformedRecord, RunNotFound, load_record, run_directory
+from tpu.runs.drivers import Drivers
+from tpu.runs.event_log import note_from_outside
+from tpu.runs.record import run_directory
 from tpu.slices import lease as leases
 from tpu.slices.condition import take_look
 from tpu.slices.deletion import DeletionUnconfirmed, delete_slice
@@ -36,7 +36,6 @@ from tpu.slices.lease_book import LeaseBook, LeaseContended, update
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
 from tpu.slices.reaper import (
     Deletion,
-    Driver,
     Facts,
     Forgotten,
     Plan,
@@ -118,7 +117,7 @@ class Reaper:
         self._troubles: dict[str, None] = {}
         self._damaged: dict[str, str] = {}
         self._pools: dict[str, PoolSettings] = {}
-        self._drivers = _Drivers(scope.bucket, ttl_s, self._trouble)
+        self._drivers = Drivers(scope.bucket, ttl_s, self._trouble)
 
     async def run(self, *, dry_run: bool = False) -> Reaped:
         """Look, watch, decide, and unless it is a dry run, delete.
@@ -408,65 +407,6 @@ class Reaper:
 
 class _Driven(Exception):
     """A run is driven again."""
-
-
-class _Drivers:
-    """Whether runs are driven, by how their controllers beat while we watch."""
-
-    def __init__(self, bucket: str, ttl_s: float, trouble: Callable[[str], None]) -> None:
-        self.undecided: set[str] = set()
-        self._bucket = bucket
-        self._ttl_s = ttl_s
-        self._trouble = trouble
-        self._first: dict[str, tuple[float, int]] = {}
-        self._known: dict[str, Driver] = {}
-
-    async def look(self, runs: Collection[str], monotonic: float) -> dict[str, Driver]:
-        self.undecided = set()
-        for run in sorted(runs - self._known.keys()):
-            try:
-                seen = await asyncio.to_thread(observe, run_directory(self._bucket, run))
-            except MalformedController as error:
-                self._trouble(f"run {run}: {error}")
-                self._known[run] = Driver.ALIVE  # nobody can say that it is not
-                continue
-            if seen is None:
-                known = await asyncio.to_thread(_exists, self._bucket, run)
-                self._known[run] = Driver.SILENT if known else Driver.NONE
-                continue
-            since, generation = self._first.setdefault(run, (monotonic, seen[1]))
-            if _left_for_good(seen[0]):
-                self._known[run] = Driver.SILENT
-            elif seen[1] != generation:
-                self._known[run] = Driver.ALIVE
-            elif monotonic - since >= self._ttl_s:
-                self._known[run] = Driver.SILENT
-            else:
-                self.undecided.add(run)
-        # Until it is decided a driver counts as living.
-        return {run: self._known.get(run, Driver.ALIVE) for run in runs}
-
-    async def moved(self, run: str) -> bool:
-        """Whether a driver that was found silent has stirred, or another one has taken its place."""
-        try:
-            seen = await asyncio.to_thread(observe, run_directory(self._bucket, run))
-        except MalformedController:
-            return True
-        return seen is not None and seen[1] != self._first.get(run, (0.0, -1))[1]
-
-
-def _left_for_good(state: ControllerState) -> bool:
-    return state.released or state.owner.known_dead()
-
-
-def _exists(bucket: str, run: str) -> bool:
-    try:
-        load_record(run_directory(bucket, run))
-    except RunNotFound:
-        return False
-    except MalformedRecord:
-        return True
-    return True
 
 
 def _users(deletion: Deletion) -> list[str]:

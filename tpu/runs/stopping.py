@@ -10,7 +10,7 @@ from typing import Any
 from tpu.checkpoint.fence import Fence, load_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
-from tpu.runs.controller import EXPIRY_S, ControllerState, observe, this_process
+from tpu.runs.controller import EXPIRY_S, observe, this_process
 from tpu.runs.event_log import RunEvent, load_events, undeleted
 from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
@@ -84,7 +84,7 @@ def _outcome(record: RunRecord, fence: Fence, events: Sequence[RunEvent], did_so
 async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
     """Return when no live process drives the run: whether one did and was asked."""
     seen = await asyncio.to_thread(observe, run_dir)
-    if seen is None or not drives(seen[0]):
+    if seen is None or not seen[0].drives:
         return False
     term, owner = seen[0].term, seen[0].owner
     await asyncio.to_thread(request_stop, run_dir, term)
@@ -93,7 +93,7 @@ async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
     while time.monotonic() - began < STOP_S:
         await asyncio.sleep(LOOK_S)
         now = await asyncio.to_thread(observe, run_dir)
-        if now is None or now[0].term != term or not drives(now[0]):
+        if now is None or now[0].term != term or not now[0].drives:
             return True
         if now[1] != seen[1]:
             seen, heard = now, time.monotonic()
@@ -104,8 +104,3 @@ async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
         f"process {owner.pid} on {owner.host} lives but did not stop the run in {STOP_S:.0f} s; look at its log, "
         "or end it there and stop the run again"
     )
-
-
-def drives(state: ControllerState) -> bool:
-    """Whether the owner may still act for the run, as far as can be told from here."""
-    return not state.released and not state.owner.known_dead()
