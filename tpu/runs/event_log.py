@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from tpu.checkpoint import files, objects
@@ -129,11 +129,13 @@ def candidate_of(events: Sequence[RunEvent], name: str) -> Candidate:
     """
     for event in events:
         if event.kind in ("slice-intended", "slice-leased") and event.detail["slice"] == name:
-            detail = event.detail
-            return Candidate(
-                detail["zone"], detail["accelerator_type"], detail["provisioning"], detail["price_an_hour"]
-            )
+            return candidate_in(event.detail)
     raise KeyError(f"no slice {name} was asked for")
+
+
+def candidate_in(detail: Mapping[str, Any]) -> Candidate:
+    """The candidate that an event of a slice names."""
+    return Candidate(**{field.name: detail[field.name] for field in fields(Candidate)})
 
 
 def early_death(events: Sequence[RunEvent], name: str) -> float | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from tpu.runs.event_log import EventLog
 from tpu.runs.membership import Membership, Withdrawn
@@ -37,10 +38,11 @@ class RunIntents:
             number = sum(event.kind == "slice-intended" for event in self._log.events) + 1
             name = slice_name(self._record.config.name, number, f"{self._record.created}")
             await self._log.note(
-                "slice-intended", slice=name, zone=candidate.zone, accelerator_type=candidate.accelerator_type,
-                provisioning=candidate.provisioning, price_an_hour=candidate.price_an_hour,
+                "slice-intended",
+                slice=name,
                 chips=list(self._member.chips_of_new(candidate)),
-            )  # fmt: skip
+                **asdict(candidate),
+            )
         try:
             await self._member.intend(name, candidate)
         except Withdrawn as error:

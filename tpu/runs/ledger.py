@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from tpu.runs.event_log import RunEvent
+from tpu.runs.event_log import RunEvent, candidate_in
 from tpu.runs.goodput import Bucket, Interval, pieces, run_intervals
 from tpu.topology import accelerator_type
 
@@ -128,16 +128,16 @@ def holdings(events: Sequence[RunEvent], until: float) -> tuple[Holding, ...]:
 
 
 def _holding(detail: Mapping[str, Any], start: float, end: float, *, open: bool) -> Holding:
-    kind, held = accelerator_type(detail["accelerator_type"]), detail.get("chips")
-    chips = kind.chips if held is None else held if isinstance(held, int) else len(held)
+    candidate, held = candidate_in(detail), detail.get("chips")
+    kind = accelerator_type(candidate.accelerator_type)
     return Holding(
         slice=detail["slice"],
-        candidate=f"{detail['provisioning']} {kind.name} in {detail['zone']}",
+        candidate=str(candidate),
         start=_us(start),
         end=max(_us(start), _us(end)),  # a clock that was set back costs nothing
-        chips=chips,
+        chips=kind.chips if held is None else len(held),
         of=kind.chips,
-        price_an_hour=detail["price_an_hour"],
+        price_an_hour=candidate.price_an_hour,
         open=open,
     )
 

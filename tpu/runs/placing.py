@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
@@ -191,7 +192,7 @@ class Placing:
             lease = await self._member.take(part)
         except LeaseRefused:
             return None
-        name, candidate = lease.slice, lease.candidate
+        name = lease.slice
         try:
             await self._until_made(name)
         except BaseException as error:  # nothing of it is in the run's history yet
@@ -200,11 +201,7 @@ class Placing:
                 raise
             self._say(f"{name}: {error}")
             return None
-        await self._log.note(
-            "slice-leased", slice=name, chips=list(part.chips), zone=candidate.zone,
-            accelerator_type=candidate.accelerator_type, provisioning=candidate.provisioning,
-            price_an_hour=candidate.price_an_hour,
-        )  # fmt: skip
+        await self._log.note("slice-leased", slice=name, chips=list(part.chips), **asdict(lease.candidate))
         self._report(f"took {_described(lease, part)} from the pool {lease.pool}")
         try:
             ready = await self._find(lease)

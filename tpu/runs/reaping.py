@@ -53,6 +53,8 @@ EVERY_ZONE = "-"
 DELETIONS_AT_ONCE, DELETE_S = 16, 480.0
 LOOKS_A_TTL, LONGEST_PAUSE_S = 8, 5.0
 READERS = 16
+# A lease can neither be read nor changed now: the next pass sees to it.
+_NO_ANSWER = (LeaseContended, StorageUnavailable, MalformedLease)
 
 
 @dataclass(frozen=True)
@@ -317,7 +319,7 @@ class Reaper:
         except (LeaseRefused, _Driven) as error:
             self._report(f"{one.name} is left alone: {error}")
             return Outcome(deletion, spared=str(error))
-        except (LeaseContended, StorageUnavailable, MalformedLease) as error:
+        except _NO_ANSWER as error:
             self._trouble(f"{one.name}: {error}")
             return Outcome(deletion, trouble=str(error))
         self._report(f"deleting {one.name} in {one.zone}: {deletion.reason}")
@@ -338,7 +340,7 @@ class Reaper:
             await update(self._book, lease.pool, lease.slice, lambda one: leases.ready(one, now))
         except LeaseRefused:
             return  # somebody has closed it meanwhile
-        except (LeaseContended, StorageUnavailable) as error:
+        except _NO_ANSWER as error:
             self._trouble(f"{lease.slice}: {error}")
 
     async def _close(self, deletion: Deletion) -> None:
@@ -378,7 +380,7 @@ class Reaper:
             await update(self._book, lease.pool, lease.slice, dropped)
         except LeaseRefused:
             return None
-        except (CloudError, LeaseContended, StorageUnavailable) as error:
+        except (CloudError, *_NO_ANSWER) as error:
             self._trouble(f"{lease.slice}: {error}")
             return None
         users = [party.run for party in one.drop if isinstance(party, Holder)]
@@ -401,7 +403,7 @@ class Reaper:
                     note_from_outside, run_directory(self._scope.bucket, run), name, now, "slice-deleted",
                     slice=name, why=f"by the reaper: {why}",
                 )  # fmt: skip
-        except (LeaseRefused, LeaseContended, StorageUnavailable) as error:
+        except (LeaseRefused, *_NO_ANSWER) as error:
             self._trouble(f"{name} is gone, but this could not be written down: {error}")
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from tpu.checkpoint.fence import load_fence
 from tpu.money import in_dollars
 from tpu.runs.controller import observe
-from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.event_log import RunEvent, candidate_in, load_events
 from tpu.runs.ledger import Ledger, make_sum
 from tpu.runs.overview import reached, state_of
 from tpu.runs.record import RunRecord, load_record
@@ -31,12 +30,8 @@ def describe_run(run_dir: str) -> list[str]:
     Raises:
         tpu.runs.record.RunNotFound: there is no such run.
     """
-    record, fence, events, seen = (
-        load_record(run_dir),
-        load_fence(run_dir),
-        load_events(run_dir),
-        observe(run_dir),
-    )
+    record, fence, seen = load_record(run_dir), load_fence(run_dir), observe(run_dir)
+    events = load_events(run_dir)
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     ledger = make_sum(events, time.time())
     held = ", ".join(f"{one.slice} ({one.candidate})" for one in ledger.holdings if one.open)
@@ -122,7 +117,7 @@ def event_lines(events: Sequence[RunEvent], commits: bool) -> list[str]:
     """What happened, a line each. Tries in a row to get a slice are one line a candidate: there may be hundreds."""
     had = {e.detail["slice"] for e in events if e.kind in ("slice-ready", "slice-leased")}
     never = {e.detail["slice"] for e in events if e.kind == "provision-failed"} - had
-    asked = {e.detail["slice"]: _candidate(e.detail) for e in events if e.kind == "slice-intended"}
+    asked = {e.detail["slice"]: str(candidate_in(e.detail)) for e in events if e.kind == "slice-intended"}
     lines: list[str] = []
     tries: dict[str, list[RunEvent]] = {}
     for event in events:
@@ -135,10 +130,6 @@ def event_lines(events: Sequence[RunEvent], commits: bool) -> list[str]:
         lines += [*_tries(tries), _event(event, commits)]
         tries = {}
     return [*lines, *_tries(tries)]
-
-
-def _candidate(asked: Mapping[str, Any]) -> str:
-    return f"{asked['provisioning']} {asked['accelerator_type']} in {asked['zone']}"
 
 
 def _tries(tries: Mapping[str, Sequence[RunEvent]]) -> Iterator[str]:
