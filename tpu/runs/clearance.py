@@ -3,59 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from tpu.checkpoint import objects
 from tpu.checkpoint.fence import Commit, load_fence
 from tpu.checkpoint.restore import Damaged, read_manifest
-from tpu.cloud import TpuCloud
-from tpu.connection import Connection
-from tpu.runs.record import RunRecord
+from tpu.runs.context import RunContext
 from tpu.slices.candidate import Candidate
 from tpu.slices.preflight import Traffic, preflight
 from tpu.slices.regions import BucketHome, Crossing, bucket_home, crossing
-from tpu.slices.request import SliceRequest
 
 
 class Clearance:
     """Asks bucket and cloud once in the life of a driver."""
 
-    def __init__(
-        self,
-        record: RunRecord,
-        run_dir: str,
-        cloud: TpuCloud,
-        connection: Connection,
-        report: Callable[[str], None],
-    ) -> None:
-        self._record = record
-        self._run_dir = run_dir
-        self._cloud = cloud
-        self._connection = connection
-        self._report = report
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
         self._home: BucketHome | None = None
         self._home_known = False
         self._given = False
 
-    async def check(self, request: SliceRequest) -> None:
-        """Refuse what cannot be, or costs what nobody has allowed. `request` is what all candidates have in common.
+    async def check(self) -> None:
+        """Refuse what cannot be, or costs what nobody has allowed.
 
         Raises:
             CloudError: one error for all that is wrong.
         """
         if self._given:
             return
-        config, home = self._record.config, await self._where()
+        run, home = self._run, await self._where()
         if home is None:
-            self._report(
-                f"nobody may say where {self._connection.bucket} is (it takes the right storage.buckets.get), so it is "
+            run.report(
+                f"nobody may say where {run.connection.bucket} is (it takes the right storage.buckets.get), so it is "
                 "not known whether traffic between regions will cost money"
             )
-        size_gb = await asyncio.to_thread(newest_checkpoint_gb, self._run_dir)
-        traffic = Traffic(size_gb, len(self._record.segments))
+        wanted = run.record.config.slice
+        size_gb = await asyncio.to_thread(newest_checkpoint_gb, run.run_dir)
+        traffic = Traffic(size_gb, len(run.record.segments))
         await preflight(
-            self._cloud, config.slice.choices, request, self._connection, home, config.slice.allow_regions, traffic
-        )  # fmt: skip
+            run.cloud, wanted.choices, run.request, run.connection, home, wanted.allow_regions, traffic
+        )
         self._given = True
 
     async def crossing(self, candidate: Candidate) -> Crossing | None:
@@ -65,7 +51,7 @@ class Clearance:
 
     async def _where(self) -> BucketHome | None:
         if not self._home_known:
-            found = await asyncio.to_thread(objects.bucket_location, self._connection.bucket)
+            found = await asyncio.to_thread(objects.bucket_location, self._run.connection.bucket)
             self._home, self._home_known = bucket_home(*found) if found else None, True
         return self._home
 

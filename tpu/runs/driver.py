@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from tpu.checkpoint.fence import Commit, Fence, close_attempt, load_fence, open_attempt, update_fence
-from tpu.clock import Clock
-from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
-from tpu.hosts.connect import HostUnreachable, connect_all
+from tpu.hosts.connect import HostUnreachable
 from tpu.hosts.gang import GangSpec, end_gang, gang_status, start_gang
-from tpu.hosts.identity import Identity
 from tpu.runs import launch
 from tpu.runs.blaming import weigh
 from tpu.runs.charges import charged
-from tpu.runs.event_log import EventLog, given_up, in_repair, undeleted
+from tpu.runs.context import RunContext
+from tpu.runs.event_log import given_up, in_repair, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
 from tpu.runs.overview import reached
-from tpu.runs.record import RunRecord
 from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.sync import Installed, SyncError
-from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import CLOUD_WORD_S, SliceLost, condition_after_trouble, unless_lost
 from tpu.runs.watch import GangView, GangWatch, Listener
 from tpu.slices.budget import Budgets, Exhausted, allows, back_off_s
@@ -40,6 +36,8 @@ from tpu.slices.verdict import Verdict, VerdictKind, give_verdict, needs_the_clo
 TAKE_UP_S = 30.0
 # Those that have just been given the code, too; an SSH server that was killed is back within seconds.
 START_REACH_S = 15.0
+# Those of a gang that is ended: the others of it have been heard a moment ago.
+END_REACH_S = 10.0
 # What a gang that has fallen apart gets from SIGTERM to SIGKILL: no checkpoint can come of it any more.
 FALLEN_GRACE_S = 1.0
 NOT_CONFIRMED_DEAD = "its gang could not be confirmed dead"
@@ -60,30 +58,15 @@ class RunDriver:
     """Acts for one run while its controller holds the right to."""
 
     def __init__(
-        self,
-        *,
-        record: RunRecord,
-        run_dir: str,
-        connection: Connection,
-        identity: Identity,
-        tenure: Tenure,
-        slices: SliceHolder,
-        log: EventLog,
-        secrets: dict[str, str],
-        clock: Clock,
-        report: Callable[[str], None],
-        listener: Listener,
+        self, run: RunContext, slices: SliceHolder, secrets: dict[str, str], listener: Listener
     ) -> None:
-        self.record = record
-        self.run_dir = run_dir
-        self.log = log
-        self.report = report
-        self._connection = connection
-        self._identity = identity
-        self._tenure = tenure
+        self.record = run.record
+        self.run_dir = run.run_dir
+        self.log = run.log
+        self.report = run.report
+        self._run = run
         self._slices = slices
         self._secrets = secrets
-        self._clock = clock
         self._listener = listener
         self._watch: GangWatch | None = None
         self._spec: GangSpec | None = None
@@ -99,11 +82,11 @@ class RunDriver:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._attempt_task
         await self._slices.leave()
-        await self._tenure.leave()
+        await self._run.tenure.leave()
 
     async def provision(self) -> ReadySlice:
         """A ready slice, the one at hand or a new one. Raises as SliceHolder.provision."""
-        await self._tenure.still_wanted()
+        await self._run.tenure.still_wanted()
         if self._in_repair:
             await self._take_back()
         return await self._slices.provision(
@@ -155,7 +138,7 @@ class RunDriver:
             name = self._slices.slice.name
             unreachable = error.reasons if isinstance(error, HostUnreachable) else ()
             all_lost = len(unreachable) == len(self._slices.slice.hosts)
-            view = await condition_after_trouble(self._slices.condition, self._clock, all_lost)
+            view = await condition_after_trouble(self._slices.condition, self._run.clock, all_lost)
             if view.lost:
                 kind = VerdictKind.PREEMPTED if view.preempted else VerdictKind.INFRASTRUCTURE
                 reason = f"{view.reason}, before the gang had started"
@@ -173,7 +156,7 @@ class RunDriver:
         """Open the next attempt and start its gang; returns its number."""
         assert self._slices.slice is not None
         assert self._slices.installed is not None
-        await self._tenure.check()
+        await self._run.tenure.check()
         tenant = await self._slices.hold_on()
         number = (await self.fence()).attempt + 1
         fence = await asyncio.to_thread(update_fence, self.run_dir, lambda f: open_attempt(f, number))
@@ -208,8 +191,8 @@ class RunDriver:
         self._spec, self._concluding = spec, False
         eviction = Eviction()
         self._watch = GangWatch(
-            self._slices.slice.hosts, spec, self._connection, self._identity, self._slices.word, self._clock,
-            self._listener, self.record.config.progress_minutes * 60, self._slices.save_at(),
+            self._slices.slice.hosts, spec, self._run.connection, self._run.identity, self._slices.word,
+            self._run.clock, self._listener, self.record.config.progress_minutes * 60, self._slices.save_at(),
             lambda committed: self._slices.why_leave(committed, eviction), self.record.config.steps,
         )  # fmt: skip
         for host in self._watch.view.hosts:
@@ -228,7 +211,7 @@ class RunDriver:
                 ):  # hosts refuse what comes by an older lease: is ours lost?
                     await self._slices.hold_on()
                 watch.view.hosts[0].lost = str(error)
-                watch.view.cloud = await condition_after_trouble(self._slices.condition, self._clock)
+                watch.view.cloud = await condition_after_trouble(self._slices.condition, self._run.clock)
                 return await self._conclude(spec, watch.view)
         return await self._conclude(spec, await watch.until_ended())
 
@@ -246,10 +229,12 @@ class RunDriver:
         assert self._attempt_task is not None
         assert self._watch is not None
         last = step == self.record.config.steps
-        watched = {self._attempt_task} | ({self._tenure.interruption} if self._tenure.interruption else set())
+        watched = {self._attempt_task} | (
+            {self._run.tenure.interruption} if self._run.tenure.interruption else set()
+        )
         while last or self._watch.view.committed < step:
             await asyncio.wait(watched, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            await self._tenure.still_wanted()
+            await self._run.tenure.still_wanted()
             if self._attempt_task.done():
                 verdict = self._attempt_task.result()
                 self._attempt_task = self._spec = None
@@ -273,7 +258,7 @@ class RunDriver:
         if (seconds := back_off_s(kinds)) > 0:
             self.report(f"waiting {seconds:.0f} s before the next attempt")
             await self.log.note("back-off", seconds=seconds)
-            await self._tenure.pause(seconds)
+            await self._run.tenure.pause(seconds)
 
     async def _conclude(self, spec: GangSpec, view: GangView, stopped: str | None = None) -> Verdict:
         """End what is left of a gang, close its attempt, and write down why it ended."""
@@ -283,15 +268,15 @@ class RunDriver:
             view.evicted = view.evicted or await self._slices.lease_lost()
         last_step = self.record.config.steps if self.record.config.commits else None
         found = launch.evidence(view, last_step, stopped)
-        give_up = self._clock.monotonic() + CLOUD_WORD_S
-        while needs_the_cloud(found) and self._clock.monotonic() < give_up:
-            await self._clock.sleep(1.0)
+        give_up = self._run.clock.monotonic() + CLOUD_WORD_S
+        while needs_the_cloud(found) and self._run.clock.monotonic() < give_up:
+            await self._run.clock.sleep(1.0)
             view.cloud = await self._slices.condition()
             found = launch.evidence(view, last_step, stopped)
         verdict = give_verdict(found)
-        await self._tenure.check()
+        await self._run.tenure.check()
         name = self._slices.slice.name
-        ended = self._clock.time()
+        ended = self._run.clock.time()
         told_to_save = stopped or view.told_to_leave or any(host.noticed for host in view.hosts)
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
@@ -332,7 +317,7 @@ class RunDriver:
         if not reachable:
             return False
         try:
-            async with connect_all(reachable, self._identity, self._connection, 10.0, self.report) as group:
+            async with self._run.connect(reachable, END_REACH_S) as group:
                 confirmed = await end_gang(group, spec, grace_s)
         except HostUnreachable:
             return False
@@ -413,7 +398,7 @@ class RunDriver:
         last: Commit | None = (await self.fence()).closed.get(number) if number is not None else None
         await self.log.note(
             "attempt-ended", attempt=number, slice=name, verdict=kind.value, reason=reason, evidence=[],
-            last_commit=last.step if last else None, phases=[], ended=self._clock.time(), reached=None,
+            last_commit=last.step if last else None, phases=[], ended=self._run.clock.time(), reached=None,
             steps=self.record.config.steps, waste_from=None, evicted=self._slices.why_lost(name) is not None,
         )  # fmt: skip
         if number is not None:
@@ -439,7 +424,7 @@ class RunDriver:
 
     async def clean_up(self, why: str) -> None:
         """End the gang and delete every slice of the run; returns once the cloud confirms."""
-        await self._tenure.check()
+        await self._run.tenure.check()
         await self.stop(why)
         if self._slices.slice is not None:
             await self._slices.part_with(why)

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from tpu.runs.clearance import Clearance, newest_checkpoint_gb
-from tpu.runs.event_log import EventLog, candidate_of
+from tpu.runs.context import RunContext
+from tpu.runs.event_log import candidate_of
 from tpu.topology import accelerator_type
 
 # US dollars: a run whose bucket is as near as can be has nothing to decide by less.
@@ -28,10 +29,9 @@ def moved(
     return (hosts if resume is not None else 0), written
 
 
-async def note_egress(
-    log: EventLog, clearance: Clearance, run_dir: str, segments: Sequence[int], attempt: int
-) -> None:
+async def note_egress(run: RunContext, clearance: Clearance, attempt: int) -> None:
     """Put the cost of an attempt that has ended into the run's history, if it is one."""
+    log = run.log
     started = next(e for e in log.events if e.kind == "attempt-started" and e.detail["attempt"] == attempt)
     ended = next(e for e in log.events if e.kind == "attempt-ended" and e.detail["attempt"] == attempt)
     candidate = candidate_of(log.events, started.detail["slice"])
@@ -39,8 +39,8 @@ async def note_egress(
     if costs is None:
         return
     hosts = accelerator_type(candidate.accelerator_type).hosts
-    read, written = moved(segments, started.detail["resume"], ended.detail["last_commit"], hosts)
-    size_gb = await asyncio.to_thread(newest_checkpoint_gb, run_dir)
+    read, written = moved(run.record.segments, started.detail["resume"], ended.detail["last_commit"], hosts)
+    size_gb = await asyncio.to_thread(newest_checkpoint_gb, run.run_dir)
     if size_gb is None or not read + written:
         return
     dollars = costs.dollars(read * size_gb, written * size_gb)

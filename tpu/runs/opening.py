@@ -16,6 +16,7 @@ from tpu.connection import Connection
 from tpu.hosts.identity import ensure_identity
 from tpu.runs.code import Bundle, resolve_code
 from tpu.runs.config import RunConfig
+from tpu.runs.context import RunContext
 from tpu.runs.controller import (
     EXPIRY_S,
     Controller,
@@ -145,13 +146,10 @@ async def _driving(
     book = GcsLeaseBook(connection.bucket, report)
     member = Membership(book, record.config.pool, wanted, clock, report)
     async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
-        driver = RunDriver(
-            record=record, run_dir=run_dir, connection=connection, identity=identity, tenure=tenure,
-            slices=SliceHolder(
-                record, log, tenure, member, cloud, connection, identity, code, clock, report, monitor
-            ),
-            log=log, secrets=secrets, clock=clock, report=report, listener=listener,
-        )  # fmt: skip
+        run = RunContext(
+            record, run_dir, log, tenure, member, cloud, monitor, connection, identity, code, clock, report
+        )
+        driver = RunDriver(run, SliceHolder(run), secrets, listener)
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
         member.start()

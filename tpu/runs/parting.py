@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tpu.clock import Clock
 from tpu.cloud import PREEMPTIBLE, TpuCloud
-from tpu.runs.event_log import EventLog, RunEvent, candidate_of, early_death
-from tpu.runs.membership import Membership
-from tpu.runs.tenure import Tenure
+from tpu.runs.context import RunContext
+from tpu.runs.event_log import RunEvent, candidate_of, early_death
 from tpu.slices.condition import LifeView, slice_condition
 from tpu.slices.deletion import delete_slice
-from tpu.slices.project_memory import ProjectMemory, remembered
+from tpu.slices.project_memory import remembered
 
 DELETE_S = 1800.0
 
@@ -19,24 +17,8 @@ DELETE_S = 1800.0
 class Parting:
     """`on_parted` gets the name of each slice that is none of the run's any more."""
 
-    def __init__(
-        self,
-        log: EventLog,
-        tenure: Tenure,
-        member: Membership,
-        cloud: TpuCloud,
-        memory: ProjectMemory,
-        clock: Clock,
-        report: Callable[[str], None],
-        on_parted: Callable[[str], None],
-    ) -> None:
-        self._log = log
-        self._tenure = tenure
-        self._member = member
-        self._cloud = cloud
-        self._memory = memory
-        self._clock = clock
-        self._report = report
+    def __init__(self, run: RunContext, on_parted: Callable[[str], None]) -> None:
+        self._run = run
         self._on_parted = on_parted
 
     async def part_with(self, name: str, why: str, seen: LifeView) -> None:
@@ -45,8 +27,8 @@ class Parting:
         `seen` is what the cloud says of it. That it says nothing now is no reason to take it from others: who takes
         it asks again.
         """
-        await self._tenure.check()
-        if not seen.lost and await self._member.part_with(name, clean=True, why=why):
+        await self._run.tenure.check()
+        if not seen.lost and await self._run.member.part_with(name, clean=True, why=why):
             await self._released(name, why)
         else:
             await self.delete(name, why)
@@ -56,28 +38,28 @@ class Parting:
 
         One that others use is left to them, if the cloud has not taken it; one whose lease was lost is left alone.
         """
-        await self._tenure.check()
-        if (lost := self._member.lost.get(name)) is not None:
+        await self._run.tenure.check()
+        if (lost := self._run.member.lost.get(name)) is not None:
             await self._released(name, lost)
             return
-        candidate = candidate_of(self._log.events, name)
-        if (await left_behind(self._cloud, self._log.events, name)).lost:
-            await self._member.close(name, why)
-        elif await self._member.part_with(name, clean=False, why=why):
+        candidate = candidate_of(self._run.log.events, name)
+        if (await left_behind(self._run.cloud, self._run.log.events, name)).lost:
+            await self._run.member.close(name, why)
+        elif await self._run.member.part_with(name, clean=False, why=why):
             await self._released(name, why)
             return
-        self._report(f"deleting slice {name}: {why}")
-        await delete_slice(self._cloud, candidate.zone, name, self._clock, DELETE_S)
-        await self._member.gone(name, why)
+        self._run.report(f"deleting slice {name}: {why}")
+        await delete_slice(self._run.cloud, candidate.zone, name, self._run.clock, DELETE_S)
+        await self._run.member.gone(name, why)
         self._on_parted(name)
-        await self._log.note("slice-deleted", slice=name, why=why)
-        if (asked := early_death(self._log.events, name)) is not None:
-            await remembered(self._memory.note(candidate, "early death", asked), None, self._report)
+        await self._run.log.note("slice-deleted", slice=name, why=why)
+        if (asked := early_death(self._run.log.events, name)) is not None:
+            await remembered(self._run.memory.note(candidate, "early death", asked), None, self._run.report)
 
     async def _released(self, name: str, why: str) -> None:
-        self._report(f"slice {name} is given back to the pool: {why}")
+        self._run.report(f"slice {name} is given back to the pool: {why}")
         self._on_parted(name)
-        await self._log.note("slice-released", slice=name, why=why)
+        await self._run.log.note("slice-released", slice=name, why=why)
 
 
 async def left_behind(cloud: TpuCloud, events: Sequence[RunEvent], name: str) -> LifeView:

@@ -11,31 +11,25 @@ import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tpu.checkpoint.retry import StorageUnavailable
-from tpu.clock import Clock
-from tpu.cloud import CloudError, TpuCloud
-from tpu.connection import Connection
-from tpu.hosts.connect import HostUnreachable, connect_all
+from tpu.cloud import CloudError
+from tpu.hosts.connect import HostUnreachable
 from tpu.hosts.gang import Tenant
 from tpu.hosts.group import HostGroup
-from tpu.hosts.identity import Identity
 from tpu.runs import launch
 from tpu.runs.blaming import avoided
 from tpu.runs.code import Bundle, relay_bundle
+from tpu.runs.context import RunContext
 from tpu.runs.egress import note_egress
-from tpu.runs.event_log import EventLog, candidate_of, undeleted
+from tpu.runs.event_log import candidate_of, undeleted
 from tpu.runs.eviction import Eviction
-from tpu.runs.membership import Membership
 from tpu.runs.parting import Parting, left_behind, was_ready
 from tpu.runs.placing import Placing
-from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed, sync_code
-from tpu.runs.tenure import Tenure
 from tpu.runs.trouble import SliceLost, unless_lost
 from tpu.slices.condition import Condition, LifeView
 from tpu.slices.lease_book import LeaseContended
 from tpu.slices.life_limit import save_at
-from tpu.slices.monitor import Monitor, Watch
-from tpu.slices.project_memory import memory_of_bucket
+from tpu.slices.monitor import Watch
 from tpu.slices.provision import NotReady, ReadySlice, provision
 
 CONNECT_S = 300.0
@@ -48,41 +42,15 @@ FIND_AGAIN_S = 5.0
 class SliceHolder:
     """At most one ready slice (`slice`), and what is `installed` on it."""
 
-    def __init__(
-        self,
-        record: RunRecord,
-        log: EventLog,
-        tenure: Tenure,
-        member: Membership,
-        cloud: TpuCloud,
-        connection: Connection,
-        identity: Identity,
-        code: Bundle,
-        clock: Clock,
-        report: Callable[[str], None],
-        monitor: Monitor,
-    ) -> None:
+    def __init__(self, run: RunContext) -> None:
         self.slice: ReadySlice | None = None
         self.installed: Installed | None = None
-        self._record = record
-        self._log = log
-        self._tenure = tenure
-        self._member = member
-        self._cloud = cloud
-        self._connection = connection
-        self._identity = identity
-        self._code = code
-        self._clock = clock
-        self._report = report
+        self._run = run
         self._relay: Bundle | None = None
-        self._memory = memory_of_bucket(connection.bucket, clock)
-        self._monitor = monitor
-        member.avoided |= avoided(log.events)
+        run.member.avoided |= avoided(run.log.events)
         self._word: Watch | None = None
-        self._parting = Parting(log, tenure, member, cloud, self._memory, clock, report, self._drop)
-        self._placing = Placing(
-            record, log, tenure, member, cloud, self._memory, connection, identity, clock, report, self.delete
-        )
+        self._parting = Parting(run, self._drop)
+        self._placing = Placing(run, self.delete)
 
     async def provision(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
         """A ready slice on which the run holds its chips: the one at hand, one of the pool, or a new one.
@@ -95,18 +63,16 @@ class SliceHolder:
         """
         if self.slice is not None:
             return self.slice
-        await self._tenure.check()
-        for left in undeleted(self._log.events):
+        await self._run.tenure.check()
+        for left in undeleted(self._run.log.events):
             await self.delete(left, "left before another one is had")
-        await self._log.note("slice-wanted")
+        await self._run.log.note("slice-wanted")
         self.slice = await self._placing.place(on_preempted)
         return self.slice
 
     async def note_egress(self, attempt: int) -> None:
         """Put the cost of an ended attempt's traffic between regions, if it is one, into the run's history."""
-        await note_egress(
-            self._log, self._placing.clearance, self._placing.run_dir, self._record.segments, attempt
-        )
+        await note_egress(self._run, self._placing.clearance, attempt)
 
     async def hold_on(self) -> Tenant:
         """Renew the lease of the slice at hand, and return by which one the run has which chips.
@@ -116,7 +82,7 @@ class SliceHolder:
         """
         assert self.slice is not None
         name = self.slice.name
-        if (why := await self.lease_lost()) is not None or (held := self._member.held.get(name)) is None:
+        if (why := await self.lease_lost()) is not None or (held := self._run.member.held.get(name)) is None:
             reason = why or f"no lease of {name} is held"
             raise SliceLost(LifeView(Condition.LOST, reason, preempted=True))
         return held.tenant
@@ -124,14 +90,14 @@ class SliceHolder:
     async def lease_lost(self) -> str | None:
         """Renew the lease of the slice at hand, and say how it was lost if it was; None, too, if nobody answers."""
         assert self.slice is not None
-        if self.slice.name in self._member.held:
+        if self.slice.name in self._run.member.held:
             with contextlib.suppress(StorageUnavailable, LeaseContended):
-                await self._member.renew(self.slice.name)
+                await self._run.member.renew(self.slice.name)
         return self.why_lost(self.slice.name)
 
     async def leave(self) -> None:
         """Hold on to nothing any more: what is not given back expires."""
-        await self._member.leave()
+        await self._run.member.leave()
 
     def why_leave(self, committed: int, eviction: Eviction) -> str | None:
         """Why the gang on the slice at hand is to be ended now; None if it may go on. `committed` is its last step."""
@@ -139,21 +105,21 @@ class SliceHolder:
         name = self.slice.name
         if (lost := self.why_lost(name)) is not None:
             return lost
-        patience_s = self._member.settings.evict_minutes * 60
-        claim = self._member.evicted.get(name)
-        return eviction.why_leave(claim, committed, self._clock.monotonic(), patience_s)
+        patience_s = self._run.member.settings.evict_minutes * 60
+        claim = self._run.member.evicted.get(name)
+        return eviction.why_leave(claim, committed, self._run.clock.monotonic(), patience_s)
 
     def why_lost(self, name: str) -> str | None:
         """How the lease of a slice was lost, if it was: what it was of may be used by others now."""
-        return self._member.lost.get(name)
+        return self._run.member.lost.get(name)
 
     async def quarantine(self, name: str, why: str) -> None:
         """Nobody may take this slice any more, whoever has it."""
-        await self._member.quarantine(name, why)
+        await self._run.member.quarantine(name, why)
 
     def avoid(self, name: str) -> None:
         """Never take this slice of the pool again."""
-        self._member.avoided.add(name)
+        self._run.member.avoided.add(name)
 
     async def part_with(self, why: str) -> None:
         """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it."""
@@ -179,7 +145,9 @@ class SliceHolder:
         if self._word is None or self._word.name != taken.name:
             if self._word is not None:
                 self._word.close()
-            self._word = self._monitor.watch(taken.zone, taken.name, spot=taken.request.spot, was_ready=True)
+            self._word = self._run.monitor.watch(
+                taken.zone, taken.name, spot=taken.request.spot, was_ready=True
+            )
         return self._word
 
     async def condition(self) -> LifeView:
@@ -197,26 +165,26 @@ class SliceHolder:
             self.slice.node.created,
             request.provisioning,
             request.max_run_s,
-            self._record.config.grace_seconds,
+            self._run.record.config.grace_seconds,
         )
 
     async def until_repaired(self) -> bool:
         """Wait for the slice at hand, which comes back by itself; False if it did not, and is deleted."""
         assert self.slice is not None
-        name, minutes = self.slice.name, self._record.config.slice.repair_minutes
-        self._report(f"waiting up to {minutes:g} minutes for {name}, which is being repaired")
-        await self._log.note("repair-wait-started", slice=name)
+        name, minutes = self.slice.name, self._run.record.config.slice.repair_minutes
+        self._run.report(f"waiting up to {minutes:g} minutes for {name}, which is being repaired")
+        await self._run.log.note("repair-wait-started", slice=name)
         self.installed = None  # a repair may give back an empty disk
         try:
             found = await self.find_again(name, minutes * 60)
         except NotReady as error:
-            self._report(str(error))
+            self._run.report(str(error))
             found = None
         if found is None:
             await self.delete(name, f"not ready again within {minutes:g} minutes of repair, or lost by it")
         else:
             self.slice = found
-        await self._log.note("repair-wait-done", slice=name, ready=found is not None)
+        await self._run.log.note("repair-wait-done", slice=name, ready=found is not None)
         return found is not None
 
     @contextlib.asynccontextmanager
@@ -224,9 +192,7 @@ class SliceHolder:
         """Connections to all hosts of the slice at hand, within `deadline_s` or what a boot may take at most."""
         assert self.slice is not None
         within_s = CONNECT_S if deadline_s is None else deadline_s
-        async with connect_all(
-            self.slice.hosts, self._identity, self._connection, within_s, self._report
-        ) as group:
+        async with self._run.connect(self.slice.hosts, within_s) as group:
             yield group
 
     async def sync(self) -> Installed:
@@ -238,9 +204,9 @@ class SliceHolder:
             tpu.runs.trouble.SliceLost: the cloud took the slice meanwhile.
         """
         if self.installed is None:
-            await self._log.note("sync-started")
+            await self._run.log.note("sync-started")
             self.installed = await unless_lost(self._install(), self.condition)
-            await self._log.note("sync-done", code=self._code.sha256)
+            await self._run.log.note("sync-done", code=self._run.code.sha256)
         return self.installed
 
     async def _install(self) -> Installed:
@@ -248,16 +214,16 @@ class SliceHolder:
         try:
             return await self._bring(CONNECT_S)
         except HostUnreachable as error:
-            self._report(f"bringing the code once more: {error}")
+            self._run.report(f"bringing the code once more: {error}")
             return await self._bring(CONNECT_AGAIN_S)
 
     async def _bring(self, connect_s: float) -> Installed:
-        config = self._record.config
+        config = self._run.record.config
         async with self.hosts(connect_s) as group:
             return await sync_code(
-                group, [self._code, await self._own_code()], config.environment,
-                launch.requirements_text(config, self._code),
-                self._connection.host_python_for(config.framework), self._report, config.framework,
+                group, [self._run.code, await self._own_code()], config.environment,
+                launch.requirements_text(config, self._run.code),
+                self._run.connection.host_python_for(config.framework), self._run.report, config.framework,
             )  # fmt: skip
 
     async def _own_code(self) -> Bundle:
@@ -275,22 +241,22 @@ class SliceHolder:
         Raises:
             CloudError: it was not ready in time, or the cloud refuses for good.
         """
-        candidate = candidate_of(self._log.events, name)
-        if not await self._member.take_up(name, candidate):
+        candidate = candidate_of(self._run.log.events, name)
+        if not await self._run.member.take_up(name, candidate):
             return None
-        request = launch.slice_request(self._record.config, self._connection, self._identity).of(candidate)
+        request = self._run.request.of(candidate)
         if within_s is not None:
             request = dataclasses.replace(request, deadline_s=within_s)
-        end = self._clock.monotonic() + request.deadline_s
+        end = self._run.clock.monotonic() + request.deadline_s
         while True:
             try:
                 found = await provision(
-                    self._cloud,
+                    self._run.cloud,
                     request,
                     name,
-                    self._clock,
-                    self._report,
-                    self._tenure.still_wanted,
+                    self._run.clock,
+                    self._run.report,
+                    self._run.tenure.still_wanted,
                     keep=True,
                     find_only=self._was_leased(name),
                 )
@@ -298,18 +264,18 @@ class SliceHolder:
             except CloudError as error:
                 if (await self.left_behind(name)).lost:
                     return None
-                if not error.retryable or self._clock.monotonic() > end:
+                if not error.retryable or self._run.clock.monotonic() > end:
                     raise
-                self._report(f"cannot take {name} up yet, trying again: {error}")
-            await self._tenure.pause(FIND_AGAIN_S)
-        if not was_ready(self._log.events, name):
-            await self._log.note("slice-ready", slice=name)
-            await self._member.ready(name)
+                self._run.report(f"cannot take {name} up yet, trying again: {error}")
+            await self._run.tenure.pause(FIND_AGAIN_S)
+        if not was_ready(self._run.log.events, name):
+            await self._run.log.note("slice-ready", slice=name)
+            await self._run.member.ready(name)
         return found
 
     def _was_leased(self, name: str) -> bool:
-        return any(e.kind == "slice-leased" and e.detail["slice"] == name for e in self._log.events)
+        return any(e.kind == "slice-leased" and e.detail["slice"] == name for e in self._run.log.events)
 
     async def left_behind(self, name: str) -> LifeView:
         """What the cloud says of a slice that the run has had or asked for: it may still be on its way."""
-        return await left_behind(self._cloud, self._log.events, name)
+        return await left_behind(self._run.cloud, self._run.log.events, name)
