@@ -69,7 +69,7 @@ async def started(track: Track, run: RunConfig) -> AsyncIterator[RunDriver]:
 
 def fall_asleep(driver: RunDriver) -> None:
     """The driver renews nothing any more, as a process that is stopped or cut off."""
-    task = driver._slices._member._task
+    task = driver._run.member._task
     assert task is not None
     task.cancel()
 

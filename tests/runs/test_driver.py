@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import time
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.runs.conftest import Track, until
-from tpu.runs.driver import START_REACH_S, AttemptEnded
+from tpu.hosts.connect import HostUnreachable
+from tpu.runs.driver import START_REACH_S, AttemptEnded, RunDriver
 from tpu.runs.event_log import load_events
+from tpu.runs.sync import SyncError
 
 
 async def test_a_host_that_dies_before_the_gang_has_started_is_not_waited_for_like_one_that_boots(
@@ -34,22 +37,41 @@ async def test_a_host_that_dies_before_the_gang_has_started_is_not_waited_for_li
     track.assert_nothing_left()
 
 
-@pytest.mark.parametrize(("verdict", "kept"), [("infrastructure", False), ("user failure", True)])
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("given_up", [True, False])
 async def test_a_slice_that_the_dead_driver_had_given_up_is_not_taken_up(
-    track: Track, verdict: str, kept: bool
+    track: Track, given_up: bool, trained: bool
 ):
-    run = track.numpy_run(f"given-up-{verdict[:4]}", steps=4, checkpoints={"every": 4})
+    name = f"{'trained' if trained else 'prepared'}-{'unfit' if given_up else 'fit'}"
+    failure = {} if given_up else {"NUMPY_FAIL": "exception@3"}
+    kind = {"accelerator_type": "v4-16"}
+    run = track.numpy_run(name, steps=400, every=100, step_s=0.05, variables=failure, slice=kind)
     async with track.driving(run) as driver:
         ready = await driver.provision()
-        # What it writes before it deletes the slice, or goes on with it.
-        await driver.log.note(
-            "attempt-ended", attempt=None, slice=ready.name, verdict=verdict, reason="w0 was lost", evidence=[],
-            last_commit=None, phases=[], ended=0.0, reached=None, steps=4, waste_from=None, evicted=False,
-        )  # fmt: skip
+        await driver.sync()
+        # It dies with the verdict written down, and before it has done what follows from it.
+        driver._slices.delete = lambda name, why: asyncio.Event().wait()  # type: ignore[method-assign]
+        if trained:
+            await driver.start_attempt()
+            await until(lambda: driver.view is not None and driver.view.step >= 1, "its first step")
+            if given_up:
+                track.emulator.kill_host(ready.name, 1)
+            await until(lambda: any(e.kind == "attempt-ended" for e in driver.log.events), "the verdict")
+        else:
+            lost, refused = HostUnreachable({f"{ready.name}-w-1": "no answer"}), SyncError("not to its taste")
+            preparing = asyncio.create_task(fail_to_prepare(driver, lost if given_up else refused))
+            await until(lambda: any(e.kind == "attempt-ended" for e in driver.log.events), "the verdict")
+            preparing.cancel()
     async with track.driving(run) as driver:
-        assert [node["node"] for node in track.emulator.nodes()] == ([ready.name] if kept else [])
+        assert [node["node"] for node in track.emulator.nodes()] == ([] if given_up else [ready.name])
         await driver.clean_up("the test is done with it")
     track.assert_nothing_left()
+
+
+async def fail_to_prepare(driver: RunDriver, error: Exception) -> None:
+    with contextlib.suppress(AttemptEnded):
+        async with driver.preparing():
+            raise error
 
 
 async def test_a_connection_that_drops_while_the_code_is_brought_costs_no_slice(track: Track, tmp_path: Path):

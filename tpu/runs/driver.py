@@ -16,7 +16,7 @@ from tpu.hosts.address import HostAddress
 from tpu.hosts.connect import HostUnreachable
 from tpu.hosts.gang import GangSpec, end_gang, gang_status, start_gang
 from tpu.runs import launch
-from tpu.runs.blaming import weigh
+from tpu.runs.blaming import avoided, weigh
 from tpu.runs.charges import charged
 from tpu.runs.context import RunContext
 from tpu.runs.event_log import given_up, in_repair, undeleted
@@ -90,7 +90,9 @@ class RunDriver:
         if self._in_repair:
             await self._take_back()
         return await self._slices.provision(
-            lambda name, reason: self._note_attempt_without_gang(None, name, VerdictKind.PREEMPTED, reason)
+            lambda name, reason: self._note_attempt_without_gang(
+                None, name, VerdictKind.PREEMPTED, reason, True
+            )
         )
 
     async def _take_back(self) -> None:
@@ -146,9 +148,10 @@ class RunDriver:
                 kind, reason = VerdictKind.USER_FAILURE, str(error)
             else:
                 kind, reason = VerdictKind.INFRASTRUCTURE, str(error)
-            await self._note_attempt_without_gang(None, name, kind, reason)
             self._in_repair = view.condition is Condition.RECOVERING
-            if kind is not VerdictKind.USER_FAILURE and not self._in_repair:
+            give_up = kind is not VerdictKind.USER_FAILURE and not self._in_repair
+            await self._note_attempt_without_gang(None, name, kind, reason, give_up)
+            if give_up:
                 await self._slices.delete(name, reason)
             raise self._ended(Verdict(kind, reason)) from error
 
@@ -268,8 +271,8 @@ class RunDriver:
             view.evicted = view.evicted or await self._slices.lease_lost()
         last_step = self.record.config.steps if self.record.config.commits else None
         found = launch.evidence(view, last_step, stopped)
-        give_up = self._run.clock.monotonic() + CLOUD_WORD_S
-        while needs_the_cloud(found) and self._run.clock.monotonic() < give_up:
+        end = self._run.clock.monotonic() + CLOUD_WORD_S
+        while needs_the_cloud(found) and self._run.clock.monotonic() < end:
             await self._run.clock.sleep(1.0)
             view.cloud = await self._slices.condition()
             found = launch.evidence(view, last_step, stopped)
@@ -280,6 +283,7 @@ class RunDriver:
         told_to_save = stopped or view.told_to_leave or any(host.noticed for host in view.hosts)
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
+        give_up = not verdict.slice_recovers and not (gone and verdict.slice_usable)
         fence = await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
         last = fence.closed.get(spec.attempt)
         reached = last.step if last else _resumed_at(fence, spec.attempt)
@@ -288,6 +292,7 @@ class RunDriver:
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
             resume=view.resumed or 0, reached=view.step, steps=self.record.config.steps,
             waste_from=waste_begins(view.steps, reached), commits=view.commits, evicted=view.evicted is not None,
+            slice_given_up=give_up,
         )  # fmt: skip
         self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
                     + (f"step {last.step}" if last else "none"))  # fmt: skip
@@ -296,11 +301,10 @@ class RunDriver:
         self._in_repair = verdict.slice_recovers
         if self._in_repair:
             return verdict
-        if view.evicted is not None and gone and verdict.slice_usable:
-            await self._slices.part_with(verdict.reason)
-            return verdict
-        if not gone or not verdict.slice_usable:
+        if give_up:
             await self._slices.delete(name, NOT_CONFIRMED_DEAD if verdict.slice_usable else verdict.reason)
+        elif view.evicted is not None:
+            await self._slices.part_with(verdict.reason)
         elif doubt is not None and doubt.proven:
             await self._slices.delete(name, doubt.why)
         elif doubt is not None and not verdict.final:
@@ -342,12 +346,12 @@ class RunDriver:
         left = [(name, await self._slices.left_behind(name)) for name in undeleted(self.log.events)]
         # Of those that raced for the run the one that is ready is taken.
         for name, view in sorted(left, key=lambda one: not one[1].usable):
-            wanted = (running is not None and running["slice"] == name) or (
-                running is None and self._slices.slice is None and not to_end
-            )
-            if view.usable and given_up(self.log.events, name):
-                continue  # the cloud's word was heard then, and its hosts cannot be reached
-            if view.condition is not Condition.LOST and wanted:
+            # What the last driver had given up is no better now, unless it is being repaired.
+            left_for_good = given_up(self.log.events, name) or name in avoided(self.log.events)
+            unfit = left_for_good and view.condition is not Condition.RECOVERING
+            trains = running is not None and running["slice"] == name
+            free = running is None and self._slices.slice is None and not unfit and not to_end
+            if view.condition is not Condition.LOST and (trains or free):
                 self._slices.slice = await self._slices.find_again(name)
                 self._in_repair = running is None and in_repair(self.log.events, name)
         if running is not None:
@@ -362,7 +366,7 @@ class RunDriver:
             # Its slice is gone, and so is every process of it.
             await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
             why = self._slices.why_lost(running["slice"]) or "its slice was lost while nobody watched"
-            await self._note_attempt_without_gang(number, running["slice"], VerdictKind.PREEMPTED, why)
+            await self._note_attempt_without_gang(number, running["slice"], VerdictKind.PREEMPTED, why, True)
             return
         # Of the specification only run and attempt matter to a gang that runs already.
         spec = GangSpec(self.record.config.name, number)
@@ -388,18 +392,20 @@ class RunDriver:
             name,
             VerdictKind.PREEMPTED if lost and view.preempted else VerdictKind.INFRASTRUCTURE,
             view.reason if lost else reason,
+            give_up=lost or not confirmed,
         )
         if lost or not confirmed:
             await self._slices.delete(name, view.reason if lost else reason)
 
     async def _note_attempt_without_gang(
-        self, number: int | None, name: str, kind: VerdictKind, reason: str
+        self, number: int | None, name: str, kind: VerdictKind, reason: str, give_up: bool
     ) -> None:
         last: Commit | None = (await self.fence()).closed.get(number) if number is not None else None
         await self.log.note(
             "attempt-ended", attempt=number, slice=name, verdict=kind.value, reason=reason, evidence=[],
             last_commit=last.step if last else None, phases=[], ended=self._run.clock.time(), reached=None,
             steps=self.record.config.steps, waste_from=None, evicted=self._slices.why_lost(name) is not None,
+            slice_given_up=give_up,
         )  # fmt: skip
         if number is not None:
             await self._slices.note_egress(number)
@@ -440,7 +446,11 @@ class RunDriver:
             if event.kind == "attempt-started" and event.detail["attempt"] not in ended and fence.open:
                 await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
                 await self._note_attempt_without_gang(
-                    event.detail["attempt"], event.detail["slice"], VerdictKind.CANCELLED, f"stopped: {why}"
+                    event.detail["attempt"],
+                    event.detail["slice"],
+                    VerdictKind.CANCELLED,
+                    f"stopped: {why}",
+                    True,
                 )
 
 

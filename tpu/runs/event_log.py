@@ -156,10 +156,10 @@ def early_death(events: Sequence[RunEvent], name: str) -> float | None:
 
 
 def given_up(events: Sequence[RunEvent], name: str) -> bool:
-    """Whether an earlier driver had given a slice up before any gang ran on it, and died before it deleted it."""
+    """Whether the end of the last attempt on a slice was the end of its use: an earlier driver died before it was rid
+    of it."""
     ends = [e.detail for e in events if e.kind == "attempt-ended" and e.detail["slice"] == name]
-    unused = bool(ends) and ends[-1]["attempt"] is None and ends[-1]["verdict"] != "user failure"
-    return unused and not in_repair(events, name)
+    return bool(ends) and ends[-1].get("slice_given_up", False)
 
 
 def in_repair(events: Sequence[RunEvent], name: str) -> bool:
