@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +45,7 @@ class Book:
     asked: list[Candidate] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     told: dict[str, tuple[str, bool, bool]] = field(default_factory=dict)
+    unwanted: list[str] = field(default_factory=list)
     clock: Clock = field(default_factory=SystemClock)
 
     async def intended(self, candidate: Candidate) -> str:
@@ -52,6 +54,9 @@ class Book:
         name = f"{self.prefix}{len(self.asked)}"
         await asyncio.sleep(0.001)
         return name
+
+    async def given_up(self, name: str, why: str) -> None:
+        self.unwanted.append(name)
 
     async def ended(self, name: str, why: str, *, deleted: bool, preempted: bool) -> None:
         assert name not in self.told
@@ -74,6 +79,7 @@ async def get(
     still_wanted: Callable[[], Awaitable[None]] = always,
     waiting: Waiting | None = None,
     deadline_s: float = 60,
+    beside: Callable[[Coroutine[Any, Any, None]], object] | None = None,
     **wish: Any,
 ) -> ReadySlice:
     clock = clock or SystemClock()
@@ -87,6 +93,7 @@ async def get(
         still_wanted,
         waiting=waiting,
         chance=random.Random(1),
+        beside=beside,
     )
 
 
@@ -238,6 +245,29 @@ async def test_in_a_race_the_first_that_is_ready_wins_and_the_others_are_deleted
     assert [queued["queued_resource"] for queued in emulator.queued_resources()] == [ready.name]
     assert book.left == [ready.name]
     assert all(deleted and not preempted for _, deleted, preempted in book.told.values())
+
+
+async def test_the_winner_of_a_race_is_had_at_once_and_the_losers_are_deleted_beside(
+    cloud: GoogleTpuCloud, emulator: Emulator
+) -> None:
+    block(emulator, A, B)
+    emulator.set_delete_delay(0.5)
+    book, ending = Book(), list[asyncio.Task[None]]()
+    ready = await get(
+        cloud, A, B, C, book=book, race=3, beside=lambda work: ending.append(asyncio.create_task(work))
+    )
+    assert ready.zone == C.zone
+    # Written down before the slice is used: who finds the losers in the book deletes them.
+    assert book.left == ["s1", "s2", "s3"]
+    assert sorted([*book.unwanted, ready.name]) == ["s1", "s2", "s3"]
+    assert len(emulator.queued_resources()) == 3
+    (losers,) = ending
+    await until(lambda: [q["state"] for q in emulator.queued_resources()].count("DELETING") == 2, "the end")
+    losers.cancel()  # as a flow that ends: it is broken off by nothing
+    with contextlib.suppress(asyncio.CancelledError):
+        await losers
+    assert book.left == [ready.name]
+    assert [queued["queued_resource"] for queued in emulator.queued_resources()] == [ready.name]
 
 
 async def test_of_two_that_are_ready_at_once_one_is_deleted(

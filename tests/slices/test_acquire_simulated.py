@@ -51,6 +51,9 @@ class Book:
         await asyncio.sleep(0.05)
         return name
 
+    async def given_up(self, name: str, why: str) -> None:
+        assert name in self.open
+
     async def ended(self, name: str, why: str, *, deleted: bool, preempted: bool) -> None:
         assert name in self.open
         if deleted:
@@ -77,7 +80,7 @@ async def one_run(
     getting = asyncio.create_task(
         acquire(
             simulation.cloud, wish, book, memory, simulation.clock, lambda line: None, always,
-            chance=random.Random(luck.random()),
+            chance=random.Random(luck.random()), beside=simulation.world.background.start,
         )
     )  # fmt: skip
     if luck.random() < 0.3:

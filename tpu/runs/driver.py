@@ -434,6 +434,7 @@ class RunDriver:
         await self.stop(why)
         if self._slices.slice is not None:
             await self._slices.part_with(why)
+        await self._slices.settle()
         for name in undeleted(self.log.events):
             await self._slices.delete(name, why)
         await self._close_attempt_without_gang(why)

@@ -22,6 +22,7 @@ class RunIntents:
         self._run = run
         self._on_preempted = on_preempted
         self._naming = asyncio.Lock()
+        self._given_up: set[str] = set()
 
     async def intended(self, candidate: Candidate) -> str:
         """Raises tpu.runs.membership.Withdrawn if it is not to be asked for after all."""
@@ -41,8 +42,13 @@ class RunIntents:
             raise
         return name
 
+    async def given_up(self, name: str, why: str) -> None:
+        if name not in self._given_up:
+            self._given_up.add(name)
+            await self._run.log.note("provision-failed", slice=name, reason=why)
+
     async def ended(self, name: str, why: str, *, deleted: bool, preempted: bool) -> None:
-        await self._run.log.note("provision-failed", slice=name, reason=why)
+        await self.given_up(name, why)
         if deleted:
             await self._run.member.gone(name, why)
             await self._run.log.note("slice-deleted", slice=name, why=why)

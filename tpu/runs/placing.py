@@ -7,8 +7,9 @@ confirmed dead, and a host whose chips somebody else holds is quarantined and co
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
+from typing import Any
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.cloud import PREEMPTIBLE, CloudError
@@ -50,6 +51,7 @@ class Placing:
         self._give_up = give_up
         self._said = ""
         self._waiting = Waiting()
+        self._ending: set[asyncio.Task[None]] = set()
         self.clearance = Clearance(run)
 
     async def place(self, on_preempted: Callable[[str, str], Awaitable[None]]) -> ReadySlice:
@@ -122,6 +124,7 @@ class Placing:
                 self._run.report,
                 self._run.tenure.still_wanted,
                 waiting=self._waiting,
+                beside=self._end_beside,
             )
         )
         looking = asyncio.create_task(self._until_better())
@@ -145,6 +148,17 @@ class Placing:
         await self._run.log.note("slice-ready", slice=ready.name)
         await self._run.member.ready(ready.name)
         return ready
+
+    def _end_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        self._ending.add(asyncio.create_task(work))
+
+    async def settle(self) -> None:
+        """Wait until what has lost a race is gone, or is known to be left: its intent stands then."""
+        while self._ending:
+            ended, self._ending = await asyncio.wait(self._ending)
+            for task in ended:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    self._run.report(f"what has lost a race is still to be deleted: {error}")
 
     async def _until_better(self) -> None:
         while True:

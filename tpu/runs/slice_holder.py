@@ -64,6 +64,7 @@ class SliceHolder:
         if self.slice is not None:
             return self.slice
         await self._run.tenure.check()
+        await self.settle()
         for left in undeleted(self._run.log.events):
             await self.delete(left, "left before another one is had")
         await self._run.log.note("slice-wanted")
@@ -95,8 +96,13 @@ class SliceHolder:
                 await self._run.member.renew(self.slice.name)
         return self.why_lost(self.slice.name)
 
+    async def settle(self) -> None:
+        """Wait until the slices that lost a race against the one at hand are gone, or known to be left."""
+        await self._placing.settle()
+
     async def leave(self) -> None:
         """Hold on to nothing any more: what is not given back expires."""
+        await self.settle()
         await self._run.member.leave()
 
     def why_leave(self, committed: int, eviction: Eviction) -> str | None:

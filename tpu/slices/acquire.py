@@ -1,7 +1,8 @@
 """Get one slice out of several candidates: in order, or several at once, of which the first ready one wins.
 
 A candidate that has no capacity is left for the next one at once; all of them together are asked again less and less
-often. Whatever was asked for and is not the slice in the end is deleted, and deleted means that the cloud says so.
+often. Whatever was asked for and is not the slice in the end is deleted, and deleted means that the cloud says so; who
+has won a race need not wait for that.
 Why there is no slice yet stands at any time in `Waiting`, one sentence a candidate.
 """
 
@@ -10,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpu.clock import Clock
 from tpu.cloud import CloudError, ErrorKind, TpuCloud
@@ -41,6 +42,10 @@ class IntentBook(Protocol):
 
     async def intended(self, candidate: Candidate) -> str:
         """Write down that a slice will be asked for, and return its name, which no slice ever had."""
+        ...
+
+    async def given_up(self, name: str, why: str) -> None:
+        """Write down that an intended slice is not wanted any more; that it has `ended` comes later."""
         ...
 
     async def ended(self, name: str, why: str, *, deleted: bool, preempted: bool) -> None:
@@ -112,11 +117,14 @@ async def acquire(
     *,
     waiting: Waiting | None = None,
     chance: random.Random | None = None,
+    beside: Callable[[Coroutine[Any, Any, None]], object] | None = None,
 ) -> ReadySlice:
     """The first ready slice of the wish's candidates.
 
-    Cancelled, or no longer wanted, it returns only when all that was asked for is gone; what cannot be confirmed as
-    gone stays in the book. If `still_wanted` says that the right to act is lost, all is left as it is.
+    What has lost the race against it is given up in the book by then. `beside` is given the work that deletes it, to be
+    run to its end while the slice is used already; without it that is waited for here. Cancelled, or no longer wanted,
+    it returns only when all that was asked for is gone; what cannot be confirmed as gone stays in the book. If
+    `still_wanted` says that the right to act is lost, all is left as it is.
 
     Raises:
         NotReady: none was ready within the deadline; says of each candidate why.
@@ -124,7 +132,7 @@ async def acquire(
     """
     told = waiting or Waiting()
     acquisition = _Acquisition(
-        cloud, wish, book, memory, clock, report, still_wanted, told, chance or random.Random()
+        cloud, wish, book, memory, clock, report, still_wanted, told, chance or random.Random(), beside
     )
     try:
         return await acquisition.run()
@@ -156,6 +164,7 @@ class _Acquisition:
         still_wanted: Callable[[], Awaitable[None]],
         waiting: Waiting,
         chance: random.Random,
+        beside: Callable[[Coroutine[Any, Any, None]], object] | None,
     ) -> None:
         self._cloud = cloud
         self._wish = wish
@@ -166,11 +175,12 @@ class _Acquisition:
         self._still_wanted = still_wanted
         self._waiting = waiting
         self._chance = chance
+        self._beside = beside
         self._end = clock.monotonic() + wish.request.deadline_s
         self._ways = [_Way(candidate, order) for order, candidate in enumerate(wish.candidates)]
         self._won: ReadySlice | None = None
         self._running: dict[asyncio.Task[ReadySlice | None], _Way] = {}
-        self._names: set[str] = set()  # of slices that are being made
+        self._names: set[str] = set()  # of slices that are being made, or were ready too late
         for way in self._ways:
             waiting.say(str(way.candidate), "not asked yet")
 
@@ -186,8 +196,9 @@ class _Acquisition:
                 await self._until_something_happens()
                 if (won := self._collect()) is not None:
                     way, self._won = won
+                    self._names.discard(self._won.name)
                     await self._remembered(self._memory.note(way.candidate, "success", way.asked), None)
-                    await unbroken(self._end_all(f"{self._won.name} was ready first"))
+                    await self._give_up_losers(f"{self._won.name} was ready first")
                     return self._won
         except BaseException as error:
             late, self._won = self._won, None
@@ -235,6 +246,15 @@ class _Acquisition:
             if ready is not None:
                 return way, ready
         return None
+
+    async def _give_up_losers(self, why: str) -> None:
+        for name in sorted(self._names):
+            await self._book.given_up(name, why)
+        ending = unbroken(self._end_all(why))
+        if self._running and self._beside is not None:
+            self._beside(ending)
+        else:
+            await ending
 
     async def _end_all(self, why: str, also: ReadySlice | None = None) -> None:
         """End every try, and delete the slices of those that were ready a moment too late, and this one."""
@@ -329,9 +349,8 @@ class _Acquisition:
         except (CloudError, NoLongerWanted, asyncio.CancelledError) as error:
             for name in names:
                 await unbroken(self._note_end(name, error))
+                self._names.discard(name)
             raise
-        finally:
-            self._names.difference_update(names)
 
     async def _note_end(self, name: str, error: BaseException) -> None:
         await self._book.ended(
@@ -339,7 +358,8 @@ class _Acquisition:
             str(error) or "cancelled",
             # A note on the error says that its deletion is not confirmed.
             deleted=not getattr(error, "__notes__", None),
-            preempted=isinstance(error, CloudError) and error.kind is ErrorKind.PREEMPTED,
+            # Of one that has lost a race nobody need hear.
+            preempted=isinstance(error, CloudError) and error.kind is ErrorKind.PREEMPTED and not self._won,
         )
 
     async def _answer(self, way: _Way, error: CloudError) -> None:
