@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tpu.slices.creation_rate import (
     API_LIMIT_A_MINUTE,
+    MOST_PROMISED,
     RateLimit,
     Tokens,
     emptied,
@@ -72,3 +73,22 @@ def test_a_rate_that_the_api_would_refuse_is_refused(a_minute: float, burst: flo
 @pytest.mark.parametrize("tokens", [None, Tokens(-3.5, 1e9)])
 def test_tokens_as_json(tokens: Tokens | None):
     assert from_json(json.loads(json.dumps(to_json(tokens)))) == tokens
+
+
+@pytest.mark.parametrize("left", ["-1e9", "1e9", "NaN", "-Infinity"])
+@pytest.mark.parametrize("at", ["0", "1e300", "NaN", "Infinity"])
+def test_nobody_waits_for_a_file_that_nobody_can_have_written(left: str, at: str):
+    found = from_json(json.loads(f'{{"left": {left}, "at": {at}}}'))
+    tokens, wait_s = reserved(found, LIMIT, 1000.0)
+    assert wait_s == 0.0
+    # The next one who looks finds it mended.
+    assert from_json(json.loads(json.dumps(to_json(tokens)))) == tokens
+
+
+def test_what_we_write_is_ours_however_many_wait():
+    tokens, waits = None, [0.0]
+    for _ in range(int(2 * MOST_PROMISED)):
+        tokens, wait_s = reserved(tokens, LIMIT, 0.0)
+        waits.append(wait_s)
+    assert from_json(to_json(tokens)) == tokens
+    assert max(waits) == MOST_PROMISED * 60 / LIMIT.a_minute

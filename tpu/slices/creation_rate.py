@@ -6,6 +6,7 @@ after the other instead of all coming back at once.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ from typing import Any
 API_LIMIT_A_MINUTE = 91
 # A clock that was further ahead than this is not believed.
 _LARGEST_SKEW_S = 120.0
+# So many creations are promised to those who wait, at most: more than the API takes in an hour. A file that says more
+# was not written by us.
+MOST_PROMISED = 60.0 * API_LIMIT_A_MINUTE
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class Tokens:
 def reserved(tokens: Tokens | None, limit: RateLimit, now: float, count: int = 1) -> tuple[Tokens, float]:
     """The bucket after reserving `count` creations, and the seconds to wait before the last of them."""
     left = limit.burst if tokens is None else _refilled(tokens, limit, now)
-    left -= count
+    left = max(left - count, -MOST_PROMISED)
     # A clock that is behind must not turn the bucket back: the time in between would be refilled twice.
     at = now if tokens is None or _ahead(tokens, now) else max(now, tokens.at)
     wait_s = max(0.0, -left) * 60.0 / limit.a_minute
@@ -78,5 +82,13 @@ def to_json(tokens: Tokens | None) -> dict[str, Any]:
 
 
 def from_json(values: Any) -> Tokens | None:
-    """Raises ValueError, TypeError, KeyError or AttributeError if `values` are no tokens."""
-    return Tokens(float(values["left"]), float(values["at"])) if values else None
+    """Raises ValueError, TypeError, KeyError or AttributeError if `values` are no tokens.
+
+    Numbers that cannot be ours are as none at all: nobody waits for them, and the next who reserves replaces them.
+    """
+    if not values:
+        return None
+    tokens = Tokens(float(values["left"]), float(values["at"]))
+    # The comparison does not hold for what is no number either.
+    ours = -MOST_PROMISED <= tokens.left <= API_LIMIT_A_MINUTE and math.isfinite(tokens.at)
+    return tokens if ours else None
