@@ -84,14 +84,14 @@ _LOST: Next = (_S.CLOSING, (_E.NOTE_LOSS, _E.CLOSE))
 _NEVER_MADE: Next = (_S.CLOSING, (_E.CLOSE,))
 _RETIRE: Next = (_S.RETIRING, (_E.BAR, _E.CLOSE_IF_FREE))
 _DELETE: Next = (_S.DELETING, (_E.DELETE,))
+_TAKEN_AWAY: Row = dict.fromkeys((_G.SEEN_LOST, _G.SEEN_GONE), _LOST)
 
 
 def _wanted(state: LifeState) -> Row:
     """Of a slice that somebody may use. If it is held when nobody else wants it, it stays as it is."""
     return {
+        **_TAKEN_AWAY,
         _G.SEEN_READY: _READY,
-        _G.SEEN_LOST: _LOST,
-        _G.SEEN_GONE: _LOST,
         # The notice comes 30 s ahead of the loss: who holds the slice saves meanwhile.
         _G.HOST_NOTICED: _RETIRE,
         _G.HOST_SICK: _RETIRE,
@@ -128,7 +128,7 @@ _SHOWS_AGAIN: Row = dict.fromkeys(
     (_G.CREATION_ACCEPTED, _G.SEEN_COMING, _G.SEEN_READY, _G.SEEN_RECOVERING), _DELETE
 )
 
-# What a row leaves out changes nothing: `_complete` fills it in.
+# What a row leaves out changes nothing.
 _ROWS: Mapping[LifeState, Row] = {
     _S.INTENDED: {
         **_on_its_way(_S.INTENDED),
@@ -145,8 +145,7 @@ _ROWS: Mapping[LifeState, Row] = {
     _S.RECOVERING: {**_was_ready(_S.RECOVERING), _G.OVERDUE: _RETIRE},
     _S.UNSURE_READY: _was_ready(_S.UNSURE_READY),
     _S.RETIRING: {
-        _G.SEEN_LOST: _LOST,
-        _G.SEEN_GONE: _LOST,
+        **_TAKEN_AWAY,
         _G.CREATION_REFUSED: _NEVER_MADE,
         _G.UNWANTED: _RETIRE,
         _G.LEASE_FREED: _RETIRE,
@@ -158,13 +157,6 @@ _ROWS: Mapping[LifeState, Row] = {
 }
 
 
-def _complete(state: LifeState, row: Row) -> Row:
-    return {signal: row.get(signal, (state, ())) for signal in Signal}
-
-
-_TABLE = {state: _complete(state, _ROWS[state]) for state in LifeState}
-
-
 def signal_of(seen: LifeView) -> Signal:
     """The signal that a look at the cloud gives."""
     return Signal.SEEN_GONE if seen.gone else _SIGNALS[seen.condition]
@@ -172,7 +164,7 @@ def signal_of(seen: LifeView) -> Signal:
 
 def step(state: LifeState, signal: Signal) -> Next:
     """Next state, and what has to be done, in this order."""
-    return _TABLE[state][signal]
+    return _ROWS[state].get(signal, (state, ()))
 
 
 def alive(state: LifeState) -> bool:
