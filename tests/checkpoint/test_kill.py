@@ -6,13 +6,10 @@ import dataclasses
 import random
 import time
 
-import numpy as np
-
 from tests.checkpoint.bucket import Training, committed_steps, opened, wait_until
-from tests.trainers.numpy_trainer import initial_state, update
+from tests.trainers.undisturbed import undisturbed
 from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.restore import restore
-from tpu.checkpoint.tree import leaves_of
 from tpu.checkpoint.verify import verify_run
 
 KILLS = 8
@@ -44,8 +41,5 @@ def test_C1_killed_at_any_moment_the_last_commit_stands(training: Training):
 
 def assert_undisturbed(arrays: object, steps: int, seed: int = 7) -> None:
     """The arrays are what training without any interruption gives."""
-    state = initial_state(seed, 0, 1)
-    for step in range(steps):
-        state, _ = update(state, seed, step, 0, 1)
-    for name, value in leaves_of(state).items():
-        assert arrays[name].tobytes() == np.asarray(value).tobytes(), name  # type: ignore[index]
+    for name, whole in undisturbed(seed, steps)[0].items():
+        assert arrays[name].tobytes() == whole.tobytes(), name  # type: ignore[index]

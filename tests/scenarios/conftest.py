@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -21,12 +20,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from deployments.bench.chaos.warm import WarmStarts, warm_starts
 from deployments.prefect_server import prefect_server
 from flows.train import train
-from tests.trainers.numpy_trainer import initial_state, update
+from tests.trainers.undisturbed import undisturbed
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import Fence, load_fence
 from tpu.checkpoint.restore import restore
-from tpu.checkpoint.shards import Shard
-from tpu.checkpoint.tree import leaves_of
 from tpu.checkpoint.verify import verify_run
 from tpu.clock import SystemClock
 from tpu.cloud.google import open_cloud
@@ -208,20 +205,15 @@ class Lab:
         """The newest checkpoint is that of the last step with the bits of a training nobody disturbed, every loss
         is logged once, and every commit verifies."""
         hosts = accelerator_type(run.slice.accelerator_type).hosts
-        losses = []
         with pytest.MonkeyPatch.context() as patch:
             for name, value in run.variables.items():
                 patch.setenv(name, value)
-            states = [initial_state(run.seed, host, hosts) for host in range(hosts)]
-            for step in range(run.steps):
-                done = [update(state, run.seed, step, host, hosts) for host, state in enumerate(states)]
-                states = [state for state, _ in done]
-                losses.append((step + 1, done[0][1]))
+            arrays, losses = undisturbed(run.seed, run.steps, hosts)
         restored = restore(self.directory(run.name), self.fence(run.name))
         assert restored is not None
         assert restored.step == run.steps
-        for name, parts in zip_leaves(states):
-            assert restored.arrays[name].tobytes() == parts.tobytes(), name
+        for name, whole in arrays.items():
+            assert restored.arrays[name].tobytes() == whole.tobytes(), name
         assert self.losses(run.name) == losses
         assert all(verdict.whole for verdict in verify_run(self.directory(run.name)))
 
@@ -230,16 +222,6 @@ class Lab:
         assert self.emulator.nodes() == []
         assert self.emulator.queued_resources() == []
         assert self.emulator.processes() == []
-
-
-def zip_leaves(states: list[dict[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Name and whole array of each leaf, of which each process holds its rows."""
-    by_process = [leaves_of(state) for state in states]
-    for name, leaf in by_process[0].items():
-        if isinstance(leaf, Shard):
-            yield name, np.concatenate([leaves[name].data for leaves in by_process])
-        else:
-            yield name, np.asarray(leaf)
 
 
 @pytest.fixture

@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from deployments.bench.chaos.judge import Injected, Outcome
 from deployments.bench.chaos.plan import History, Strike
 from deployments.bench.chaos.warm import Flow, WarmStarts
-from tests.trainers.numpy_trainer import initial_state, update
+from tests.trainers.undisturbed import undisturbed
 from tpu.checkpoint.fence import Fence, load_fence
 from tpu.checkpoint.restore import restore
-from tpu.checkpoint.shards import Shard
-from tpu.checkpoint.tree import leaves_of
 from tpu.checkpoint.verify import verify_run
 from tpu.emulator.client import ControlError
 from tpu.emulator.emulator import Emulator
@@ -397,32 +393,12 @@ def _wrong_bits(run_dir: str, run: RunConfig, fence: Fence) -> Iterator[str]:
     restored = restore(run_dir, fence)
     if restored is None:
         return
-    states, losses = undisturbed(run, restored.step)
-    for name, whole in _whole_leaves(states):
+    hosts = accelerator_type(run.slice.accelerator_type).hosts
+    arrays, losses = undisturbed(run.seed, restored.step, hosts)
+    for name, whole in arrays.items():
         if restored.arrays[name].tobytes() != whole.tobytes():
             yield f"{name} at step {restored.step}"
     logged = [(row["step"], row["loss"]) for row in read_metrics(run_dir, fence)]
     if logged != losses:
         wrong = [pair for pair in logged if pair not in losses][:3]
         yield f"losses: {len(logged)} logged, {len(losses)} expected, among them {wrong}"
-
-
-def undisturbed(run: RunConfig, steps: int) -> tuple[list[dict[str, Any]], list[tuple[int, float]]]:
-    """State of each process and the losses of an undisturbed training after `steps`."""
-    hosts = accelerator_type(run.slice.accelerator_type).hosts
-    states = [initial_state(run.seed, host, hosts) for host in range(hosts)]
-    losses = []
-    for step in range(steps):
-        done = [update(state, run.seed, step, host, hosts) for host, state in enumerate(states)]
-        states = [state for state, _ in done]
-        losses.append((step + 1, done[0][1]))
-    return states, losses
-
-
-def _whole_leaves(states: list[dict[str, Any]]) -> Iterator[tuple[str, np.ndarray]]:
-    by_process = [leaves_of(state) for state in states]
-    for name, leaf in by_process[0].items():
-        if isinstance(leaf, Shard):
-            yield name, np.concatenate([leaves[name].data for leaves in by_process])
-        else:
-            yield name, np.asarray(leaf)
