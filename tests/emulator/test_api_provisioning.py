@@ -63,7 +63,7 @@ async def test_a_node_that_was_deleted_is_not_preempted_at_the_end_of_its_life(
     await api.delete_node("n1")
     emulator.set_life(60)
     await api.finish(await api.create_node("n1", scheduling_config={"preemptible": True}))
-    await asyncio.sleep(0.4)
+    await asyncio.sleep(0.4)  # longer than the first one would have lived
     assert await api.node_state("n1") == "READY"
     assert emulator.preempted() == []
 

@@ -125,7 +125,7 @@ def test_a_beat_that_is_on_its_way_does_not_spoil_the_release(track: Track, monk
         beat = pool.submit(controller.beat)
         assert written.wait(10)
         release = pool.submit(controller.release)
-        time.sleep(0.1)
+        time.sleep(0.1)  # a release that did not wait for the beat would be written by now
         go_on.set()
         beat.result()
         release.result()

@@ -101,10 +101,11 @@ async def test_a_cancellation_of_everything_still_lets_the_gang_save(track: Trac
         await driver.sync()
         await driver.start_attempt()
         await until(lambda: driver.view is not None and driver.view.step >= 5, "its first steps")
+        assert driver._attempt_task is not None
         # As an event loop does that ends because of an exception in it: a worker's signal raises one.
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
-        await asyncio.sleep(0.1)
+        await asyncio.wait({driver._attempt_task})
         await driver.clean_up("the worker ended")
     (ended,) = [e.detail for e in load_events(track.directory("swept")) if e.kind == "attempt-ended"]
     assert (ended["verdict"], ended["reason"]) == ("cancelled", "stopped: the worker ended")

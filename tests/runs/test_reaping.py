@@ -371,7 +371,7 @@ async def test_a_run_without_a_lease_keeps_its_slice_while_its_driver_beats(proj
     async def beat() -> None:
         nonlocal generation
         for beats in range(1, 100):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2)  # its rhythm
             generation = await asyncio.to_thread(objects.compare_and_set, url, controller(beats), generation)
 
     task = asyncio.create_task(beat())

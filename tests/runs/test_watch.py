@@ -74,7 +74,7 @@ async def followed(slice: Slice, spec: GangSpec, **options: Any) -> AsyncIterato
             yield watched
         finally:
             await watched.close()
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # its hosts may be gone, by the test's own doing
                 async with slice.connect(0.0) as group:
                     await end_gang(group, spec, 0.0)
 
@@ -94,7 +94,7 @@ async def test_P3_a_killed_host_is_lost_two_seconds_after_its_connection_dropped
 async def test_a_connection_that_comes_back_is_no_loss(pair: Slice) -> None:
     async with followed(pair, pair.gang(f"echo up; {FOREVER}")) as gang:
         await asyncio.to_thread(pair.emulator.kill_ssh, pair.name, 0)
-        await asyncio.sleep(RECONNECT_S + 1.0)
+        await asyncio.sleep(RECONNECT_S + 1.0)  # a host that did not answer would be lost by now
         assert gang.going_on
         assert not gang.view.in_trouble
 
@@ -130,7 +130,9 @@ async def test_P1_a_cloud_that_is_slow_to_say_so_is_asked_again_when_all_hosts_a
         begun = time.monotonic()
         for index in (0, 1):
             await asyncio.to_thread(pair.emulator.kill_host, pair.name, index)
-        await asyncio.sleep(RECONNECT_S + SETTLE_S + 3.0)
+        await asyncio.sleep(
+            RECONNECT_S + SETTLE_S + 3.0
+        )  # both are lost by now, and their verdict is waited for
         assert gang.going_on  # the cloud still shows the node as READY
         await asyncio.to_thread(pair.emulator.set_node_state, pair.name, "TERMINATED")
         view, _ = await gang.ended(begun)
@@ -161,6 +163,6 @@ async def test_a_gang_with_its_last_commit_is_told_to_leave_by_nobody(pair: Slic
     end = (time.time(), "a preemptible slice lives for 24 h")
     spec = pair.gang(f"echo up; {FOREVER}")
     async with followed(pair, spec, save_at=end, why_leave=lambda _: "evicted", last_step=-1) as gang:
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(2.5)  # both reasons to leave have been there for all this time
         assert gang.going_on
         assert not gang.view.told_to_leave

@@ -101,7 +101,9 @@ class Lab:
         finally:
             if not task.done():
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
+                with contextlib.suppress(
+                    asyncio.CancelledError, Exception
+                ):  # the test has failed by another one
                     await task
 
     @contextlib.asynccontextmanager

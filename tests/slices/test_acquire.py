@@ -52,7 +52,7 @@ class Book:
         self.asked.append(candidate)
         self.times.append(self.clock.monotonic())
         name = f"{self.prefix}{len(self.asked)}"
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.001)  # as a bucket takes
         return name
 
     async def given_up(self, name: str, why: str) -> None:
@@ -410,7 +410,7 @@ async def test_the_last_candidate_is_waited_for_in_its_queue(
     book = Book()
     getting = asyncio.create_task(get(cloud, B, A, book=book, queue_patience_s=0.2))
     await until(lambda: book.asked == [B, A], "only one is left")
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(0.6)  # three times its patience, in which nothing is to happen
     emulator.set_capacity(A.zone, A.accelerator_type, None)
     assert (await getting).name == "s2"
 

@@ -48,7 +48,7 @@ class Book:
         self.count += 1
         name = f"{self.run}-{self.count}"
         self.open.add(name)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)  # as a bucket takes, in simulated seconds
         return name
 
     async def given_up(self, name: str, why: str) -> None:

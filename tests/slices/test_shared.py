@@ -59,7 +59,7 @@ async def test_one_who_gives_up_waiting_breaks_nobody(emulator: Emulator) -> Non
     await shared.change(next_number)
     impatient = asyncio.create_task(shared.change(next_number))
     patient = asyncio.create_task(shared.change(next_number))
-    await asyncio.sleep(0)
+    await asyncio.sleep(0)  # let the writer begin
     impatient.cancel()
     assert await patient in (2, 3)
 

@@ -88,7 +88,7 @@ class HostPool:
         try:
             await host.metadata.start()
             await host.attach(await self._fork())
-        except BaseException as error:
+        except BaseException as error:  # nothing of it may be left, a cancellation or not
             await host.kill()
             if isinstance(error, OSError | asyncio.TimeoutError):
                 raise BootError(f"host {spec.name} at {spec.address} did not boot: {error!r}") from error
@@ -180,7 +180,7 @@ class _Looks:
         assert future is not None
         try:
             future.set_result(ProcessTable.read())
-        except Exception as error:
+        except Exception as error:  # each of those who wait gets it
             future.set_exception(error)
 
 

@@ -89,7 +89,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:
+        except Exception as error:  # whoever awaits the thread gets it
             future.set_exception(error)
         return future
 

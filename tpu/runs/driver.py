@@ -424,7 +424,9 @@ class RunDriver:
             await task
             return
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
+        with contextlib.suppress(
+            asyncio.CancelledError, Exception
+        ):  # the gang's end is looked at below, whatever broke
             await task
         await self._conclude(spec, watch.view, stopped=why)
 

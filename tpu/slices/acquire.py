@@ -200,7 +200,7 @@ class _Acquisition:
                     await self._remembered(self._memory.note(way.candidate, "success", way.asked), None)
                     await self._give_up_losers(f"{self._won.name} was ready first")
                     return self._won
-        except BaseException as error:
+        except BaseException as error:  # also a cancellation: nothing may be left, and it is raised again
             late, self._won = self._won, None
             await unbroken(self._end_all(str(error) or "cancelled", late))
             raise

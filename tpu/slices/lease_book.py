@@ -82,7 +82,7 @@ async def update(book: LeaseBook, pool: str, slice: str, change: Callable[[Lease
         try:
             return await book.change(after, kept.generation)
         except objects.StaleGeneration:
-            await asyncio.sleep(min(0.02 * attempt, 0.5))
+            await asyncio.sleep(min(0.02 * attempt, 0.5))  # let the others be done
     raise LeaseContended(f"others changed the lease of {slice} at each of {MOST_TRIES} tries")
 
 

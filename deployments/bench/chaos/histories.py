@@ -70,7 +70,7 @@ def play_all(stage: Stage, seeds: Sequence[int], at_once: int, report: Callable[
 def play_and_judge(stage: Stage, history: History) -> Judged:
     try:
         played = play(stage, history)
-    except Exception as error:
+    except Exception as error:  # the other histories are played all the same
         return Judged(history, [f"it could not be played: {error!r}"])
     judged = Judged(history, judge(history, played.outcome), played)
     if (

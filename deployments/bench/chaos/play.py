@@ -234,7 +234,7 @@ class _Player:
             raise _NoTarget("the flow has ended")
         self._flow.kill()
         self._flow.wait()
-        time.sleep(how["pause_s"])
+        time.sleep(how["pause_s"])  # as long as it takes Prefect to start it again
         self._start()
         return None, f"started again after {how['pause_s']:g} s"
 
