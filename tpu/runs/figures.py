@@ -8,7 +8,8 @@ from typing import Any
 
 from tpu.checkpoint import files, objects
 from tpu.checkpoint.digest import run_digest
-from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint.fence import Commit, load_fence
+from tpu.checkpoint.restore import Damaged, read_manifest
 from tpu.runs.evaluation import load_evaluation
 from tpu.runs.event_log import RunEvent
 from tpu.runs.record import RunRecord
@@ -41,9 +42,17 @@ def collect(
     committed = newest.step if newest else 0
     if not record.config.commits and failure is None:
         committed = record.config.steps
-    mixed = False
+    mixed = newest is not None and _is_mixed(run_dir, newest)
     graphs = graphs_told(read_events(run_dir)) if record.config.framework == "xla" else None
     return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
+
+
+def _is_mixed(run_dir: str, newest: Commit) -> bool:
+    """Whether a part of the run was computed where other bits come out: checkpoints hand this on."""
+    try:
+        return read_manifest(run_dir, newest).mixed
+    except Damaged:
+        return False  # nobody can tell
 
 
 def save_report(run_dir: str, report: Report) -> dict[str, bytes]:
