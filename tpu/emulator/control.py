@@ -19,7 +19,7 @@ from tpu.emulator import zones
 from tpu.emulator.dispatch import method_names
 from tpu.emulator.errors import ApiError, code_number
 from tpu.emulator.faults import Faults
-from tpu.emulator.host_fleet import HostFleet
+from tpu.emulator.host_fleet import Host, HostFleet
 from tpu.emulator.schedule import Schedule
 from tpu.emulator.state import NodeRecord, QueuedRecord, World
 from tpu.emulator.trouble import Trouble
@@ -122,25 +122,25 @@ class Control:
         app.router.add_get("/status", self._status)
         app.router.add_get("/processes", self._processes)
         actions: dict[str, tuple[type[_Arguments], Callable[[Any], Awaitable[Any]]]] = {
-            "capacity": (SlicesIn, self._capacity),
-            "quota": (SlicesIn, self._quota),
-            "reservation": (SlicesIn, self._reservation),
+            "capacity": (SlicesIn, self._number("capacity")),
+            "quota": (SlicesIn, self._number("quota")),
+            "reservation": (SlicesIn, self._number("reservation")),
             "stockout": (StockoutIn, self._stockout),
-            "delay": (Seconds, self._delay),
-            "delete-delay": (Seconds, self._delete_delay),
-            "notice-seconds": (Seconds, self._notice_seconds),
+            "delay": (Seconds, self._seconds("provisioning_delay_s")),
+            "delete-delay": (Seconds, self._seconds("delete_delay_s")),
+            "notice-seconds": (Seconds, self._seconds("notice_s")),
             "creation-rate": (PerMinute, self._creation_rate),
-            "life": (Seconds, self._life),
+            "life": (Seconds, self._seconds("preemptible_life_s")),
             "queues": (Queues, self._queues),
             "preempt": (PreemptNode, self._preempt),
             "repair": (Repair, self._repair),
             "schedule": (PlanPreemptions, self._plan),
             "stop-schedule": (Nothing, self._stop_plan),
-            "kill-host": (OneHost, self._kill_host),
-            "hang-host": (OneHost, self._hang_host),
-            "resume-host": (OneHost, self._resume_host),
-            "kill-ssh": (OneHost, self._kill_ssh),
-            "busy-chips": (OneHost, self._busy_chips),
+            "kill-host": (OneHost, self._to_host(lambda host: host.kill())),
+            "hang-host": (OneHost, self._to_host(lambda host: host.hang())),
+            "resume-host": (OneHost, self._to_host(lambda host: host.resume())),
+            "kill-ssh": (OneHost, self._to_host(lambda host: host.kill_ssh())),
+            "busy-chips": (OneHost, self._to_host(lambda host: host.busy_chips())),
             "node-state": (NodeState, self._node_state),
             "fail-next": (FailNext, self._fail_next),
             "reset": (Nothing, self._reset),
@@ -167,38 +167,26 @@ class Control:
         self._world.settings = replace(self._world.settings, **settings)
         self._world.changed()
 
-    async def _set_number(self, table: str, wanted: SlicesIn) -> None:
-        where = _where(wanted.zone, wanted.type)
-        self._change(limits=self._world.settings.limits.with_number(table, where, wanted.slices))
+    def _number(self, table: str) -> Callable[[SlicesIn], Awaitable[None]]:
+        async def change(wanted: SlicesIn) -> None:
+            where = _where(wanted.zone, wanted.type)
+            self._change(limits=self._world.settings.limits.with_number(table, where, wanted.slices))
 
-    async def _capacity(self, wanted: SlicesIn) -> None:
-        await self._set_number("capacity", wanted)
+        return change
 
-    async def _quota(self, wanted: SlicesIn) -> None:
-        await self._set_number("quota", wanted)
+    def _seconds(self, setting: str) -> Callable[[Seconds], Awaitable[None]]:
+        async def change(wanted: Seconds) -> None:
+            self._change(**{setting: wanted.seconds})
 
-    async def _reservation(self, wanted: SlicesIn) -> None:
-        await self._set_number("reservation", wanted)
+        return change
 
     async def _stockout(self, wanted: StockoutIn) -> None:
         where = _where(wanted.zone, wanted.type)
         self._change(limits=self._world.settings.limits.with_stockout(where, wanted.on))
 
-    async def _delay(self, wanted: Seconds) -> None:
-        self._change(provisioning_delay_s=wanted.seconds)
-
-    async def _delete_delay(self, wanted: Seconds) -> None:
-        self._change(delete_delay_s=wanted.seconds)
-
-    async def _notice_seconds(self, wanted: Seconds) -> None:
-        self._change(notice_s=wanted.seconds)
-
     async def _creation_rate(self, wanted: PerMinute) -> None:
         self._change(limits=replace(self._world.settings.limits, creations_per_minute=wanted.per_minute))
         self._world.budget = None
-
-    async def _life(self, wanted: Seconds) -> None:
-        self._change(preemptible_life_s=wanted.seconds)
 
     async def _queues(self, wanted: Queues) -> None:
         if wanted.zone not in zones.GENERATIONS:
@@ -232,20 +220,11 @@ class Control:
     async def _stop_plan(self, _: Nothing) -> None:
         self._trouble.stop_schedule()
 
-    async def _kill_host(self, wanted: OneHost) -> None:
-        await self._trouble.host(wanted.node, wanted.index, wanted.zone).kill()
+    def _to_host(self, do: Callable[[Host], Awaitable[None]]) -> Callable[[OneHost], Awaitable[None]]:
+        async def act(wanted: OneHost) -> None:
+            await do(self._trouble.host(wanted.node, wanted.index, wanted.zone))
 
-    async def _hang_host(self, wanted: OneHost) -> None:
-        await self._trouble.host(wanted.node, wanted.index, wanted.zone).hang()
-
-    async def _resume_host(self, wanted: OneHost) -> None:
-        await self._trouble.host(wanted.node, wanted.index, wanted.zone).resume()
-
-    async def _kill_ssh(self, wanted: OneHost) -> None:
-        await self._trouble.host(wanted.node, wanted.index, wanted.zone).kill_ssh()
-
-    async def _busy_chips(self, wanted: OneHost) -> None:
-        await self._trouble.host(wanted.node, wanted.index, wanted.zone).busy_chips()
+        return act
 
     async def _node_state(self, wanted: NodeState) -> None:
         self._trouble.set_node_state(wanted.node, wanted.state, wanted.zone)

@@ -41,8 +41,8 @@ def _group(tokens: Iterator[str], text: str) -> tuple[Selection, str]:
             token = next(tokens, "")
         holder = found
         for name in path[:-1]:
-            holder = holder.setdefault(_camel(name), {})
-        holder[_camel(path[-1])] = inside
+            holder = holder.setdefault(camel_case(name), {})
+        holder[camel_case(path[-1])] = inside
         if token != ",":
             return found, token
 
@@ -60,7 +60,8 @@ def select(selection: Selection, value: Any) -> Any:
     return {name: select(inner, value[name]) for name, inner in kept.items() if inner is not None}
 
 
-def _camel(name: str) -> str:
+def camel_case(name: str) -> str:
+    """A field's name as JSON spells it."""
     return re.sub(r"_([a-z0-9])", lambda found: found[1].upper(), name)
 
 

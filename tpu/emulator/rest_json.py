@@ -18,8 +18,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import Default
 from google.rpc import error_details_pb2
 
-from tpu.emulator import errors, messages
+from tpu.emulator import messages
 from tpu.emulator.errors import ApiError
+from tpu.emulator.rest_fields import camel_case
 from tpu.emulator.rest_routes import Match
 
 _TYPE_PREFIX = "type.googleapis.com/"
@@ -96,7 +97,7 @@ def write_error(error: ApiError) -> tuple[int, dict[str, Any]]:
 def _set(values: dict[str, Any], path: Sequence[str], value: Any) -> None:
     for name in path[:-1]:
         values = values.setdefault(name, {})
-    values.pop(_camel(path[-1]), None)  # the path wins over a name in the body, however that is spelt
+    values.pop(camel_case(path[-1]), None)  # the path wins over a name in the body, however that is spelt
     values[path[-1]] = value
 
 
@@ -111,7 +112,7 @@ def _set_parameter(values: dict[str, Any], descriptor: Descriptor, name: str, te
     if field.is_repeated:
         values.setdefault(field.name, []).append(text)
     elif field.message_type is not None and field.message_type.full_name == "google.protobuf.FieldMask":
-        values[field.name] = ",".join(_camel(path.strip()) for path in text.split(","))
+        values[field.name] = ",".join(camel_case(path.strip()) for path in text.split(","))
     elif field.type == FieldDescriptor.TYPE_BOOL:
         if text.lower() not in ("true", "false"):  # gcloud writes True
             raise _refused(f"Invalid value at '{field.name}' (TYPE_BOOL), \"{text}\"", field.name)
@@ -177,10 +178,6 @@ def _renamed(values: Any, names: Mapping[str, str]) -> Any:
     return values
 
 
-def _camel(name: str) -> str:
-    return re.sub(r"_([a-z0-9])", lambda found: found[1].upper(), name)
-
-
 def _snake(name: str) -> str:
     return re.sub(r"([A-Z])", lambda found: "_" + found[1].lower(), name)
 
@@ -190,4 +187,4 @@ def not_a_method(verb: str, path: str) -> ApiError:
 
 
 def not_json(text: str) -> ApiError:
-    return errors.ApiError(3, f"Invalid JSON payload received. {text}")
+    return ApiError(3, f"Invalid JSON payload received. {text}")

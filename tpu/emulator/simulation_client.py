@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -55,33 +56,30 @@ class CallCounts:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._counts: Counter[tuple[str, int]] = Counter()
-        self.lists: Counter[tuple[str, int]] = Counter()
+        self._lists: Counter[tuple[str, int]] = Counter()
 
     def count(self, method: str) -> None:
         self._counts[kind_of(method), int(self._clock.monotonic() // 60)] += 1
 
     def count_list(self, zone: str) -> None:
         """Count a list by its first page."""
-        self.lists[zone, int(self._clock.monotonic() // 60)] += 1
+        self._lists[zone, int(self._clock.monotonic() // 60)] += 1
 
     def a_minute(self, begin_s: float = 0.0) -> dict[str, CallsAMinute]:
-        """Calls a minute since `begin_s` of simulated time."""
-        first, last = int(begin_s // 60), int(self._clock.monotonic() // 60)
-        minutes = max(1, last - first)
-        found = {}
-        for kind in sorted({kind for kind, _ in self._counts}):
-            counts = [n for (k, minute), n in self._counts.items() if k == kind and first <= minute < last]
-            found[kind] = CallsAMinute(max(counts, default=0), sum(counts) / minutes)
-        return found
+        """Calls a minute since `begin_s` of simulated time, by kind."""
+        return self._a_minute(self._counts, begin_s)
 
     def lists_a_minute(self, begin_s: float = 0.0) -> dict[str, CallsAMinute]:
         """Whole lists a minute by zone, whatever their pages."""
+        return self._a_minute(self._lists, begin_s)
+
+    def _a_minute(self, counts: Counter[tuple[str, int]], begin_s: float) -> dict[str, CallsAMinute]:
         first, last = int(begin_s // 60), int(self._clock.monotonic() // 60)
         minutes = max(1, last - first)
         found = {}
-        for zone in sorted({zone for zone, _ in self.lists}):
-            counts = [n for (z, minute), n in self.lists.items() if z == zone and first <= minute < last]
-            found[zone] = CallsAMinute(max(counts, default=0), sum(counts) / minutes)
+        for key in sorted({key for key, _ in counts}):
+            calls = [n for (k, minute), n in counts.items() if k == key and first <= minute < last]
+            found[key] = CallsAMinute(max(calls, default=0), sum(calls) / minutes)
         return found
 
 
@@ -98,6 +96,15 @@ class _Future:
     """What the client library returns for an operation; only the operation itself is used."""
 
     operation: Any
+
+
+def _method(name: str) -> Callable[..., Awaitable[Any]]:
+    """A method of the client: its time-out and metadata mean nothing here."""
+
+    async def call(client: SimulatedClient, request: Any, **_: Any) -> Any:
+        return await client.call(name, request)
+
+    return call
 
 
 class SimulatedClient:
@@ -120,35 +127,16 @@ class SimulatedClient:
     async def list_queued_resources(self, request: Any, **_: Any) -> Any:
         return await self._list("ListQueuedResources", request)
 
-    async def get_node(self, request: Any, **_: Any) -> Any:
-        return await self._call("GetNode", request)
-
-    async def get_queued_resource(self, request: Any, **_: Any) -> Any:
-        return await self._call("GetQueuedResource", request)
-
-    async def get_guest_attributes(self, request: Any, **_: Any) -> Any:
-        return await self._call("GetGuestAttributes", request)
-
-    async def list_accelerator_types(self, request: Any, **_: Any) -> Any:
-        return await self._call("ListAcceleratorTypes", request)
-
-    async def list_runtime_versions(self, request: Any, **_: Any) -> Any:
-        return await self._call("ListRuntimeVersions", request)
-
-    async def create_node(self, request: Any, **_: Any) -> Any:
-        return await self._call("CreateNode", request)
-
-    async def delete_node(self, request: Any, **_: Any) -> Any:
-        return await self._call("DeleteNode", request)
-
-    async def update_node(self, request: Any, **_: Any) -> Any:
-        return await self._call("UpdateNode", request)
-
-    async def create_queued_resource(self, request: Any, **_: Any) -> Any:
-        return await self._call("CreateQueuedResource", request)
-
-    async def delete_queued_resource(self, request: Any, **_: Any) -> Any:
-        return await self._call("DeleteQueuedResource", request)
+    get_node = _method("GetNode")
+    get_queued_resource = _method("GetQueuedResource")
+    get_guest_attributes = _method("GetGuestAttributes")
+    list_accelerator_types = _method("ListAcceleratorTypes")
+    list_runtime_versions = _method("ListRuntimeVersions")
+    create_node = _method("CreateNode")
+    delete_node = _method("DeleteNode")
+    update_node = _method("UpdateNode")
+    create_queued_resource = _method("CreateQueuedResource")
+    delete_queued_resource = _method("DeleteQueuedResource")
 
     async def get_operation(self, request: operations_pb2.GetOperationRequest, **_: Any) -> Any:
         data = await self._send("GetOperation", request.SerializeToString())
@@ -157,9 +145,10 @@ class SimulatedClient:
     async def _list(self, method: str, request: Any) -> Any:
         if not request.page_token:
             self.counts.count_list(request.parent.rpartition("/")[2])
-        return await self._call(method, request)
+        return await self.call(method, request)
 
-    async def _call(self, method: str, request: Any) -> Any:
+    async def call(self, method: str, request: Any) -> Any:
+        """What the client library answers to a call of this method."""
         data = await self._send(method, type(request).serialize(request))
         if method in _OPERATIONS:
             return _Future(operations_pb2.Operation.FromString(data))
