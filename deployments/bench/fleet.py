@@ -34,7 +34,7 @@ from tpu.emulator.simulation import Simulation, simulate
 from tpu.emulator.simulation_clock import account
 from tpu.emulator.simulation_weather import TYPICAL, Weather, stream
 from tpu.slices.candidate import Candidate
-from tpu.slices.sizing import Option
+from tpu.slices.pool_size import Option
 from tpu.topology import accelerator_type
 
 KIND = "v6e-4"

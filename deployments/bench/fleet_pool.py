@@ -31,9 +31,9 @@ from tpu.slices.lease_book import Kept, LeaseBook, MemoryLeaseBook, update
 from tpu.slices.monitor import Monitor
 from tpu.slices.pool import Part, Take, Wanted, assign
 from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_size import Option
 from tpu.slices.project_memory import ProjectMemory, memory_of_process
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option
 from tpu.topology import accelerator_type
 
 POOL = "fleet"

@@ -28,8 +28,8 @@ from tpu.slices.intent import node_request
 from tpu.slices.labels import ownership_labels
 from tpu.slices.pool import Wanted, assign
 from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_size import Option
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option
 from tpu.topology import accelerator_type
 
 BOOTED_S = 1200.0

@@ -27,9 +27,9 @@ from tpu.slices.lease_book import GcsLeaseBook, update
 from tpu.slices.life import LifeState
 from tpu.slices.monitor import Monitor
 from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_size import Option
 from tpu.slices.project_memory import memory_of_bucket
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option
 
 ZONE, OTHER = "us-central2-b", "us-east5-b"
 SPOT = Candidate(ZONE, "v4-8", "spot", 1.0)

@@ -20,9 +20,9 @@ from tpu.slices.labels import ownership_labels
 from tpu.slices.lease import Holder, LeaseRefused, LeaseState
 from tpu.slices.lease_book import MemoryLeaseBook, update
 from tpu.slices.monitor import Monitor
+from tpu.slices.pool_size import Option
 from tpu.slices.project_memory import memory_of_process
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option
 
 POOL, KIND, HOUR = "kept", "v6e-4", 3600.0
 ZONES = ("us-east1-d", "us-east5-a", "europe-west4-a")

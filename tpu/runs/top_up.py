@@ -16,9 +16,9 @@ from tpu.slices.lease_book import LeaseBook
 from tpu.slices.life import LifeState
 from tpu.slices.monitor import Monitor
 from tpu.slices.pool_settings import PoolSettings
+from tpu.slices.pool_size import Option
 from tpu.slices.project_memory import memory_of_bucket
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option
 
 # So long a keeper may ask: what the cloud has not taken in by then, the next pass asks for.
 TOP_UP_S, LOOK_S = 60.0, 0.5

@@ -27,10 +27,9 @@ from tpu.slices.life_limit import life_s
 from tpu.slices.monitor import Monitor
 from tpu.slices.names import slice_name
 from tpu.slices.pool_settings import PoolSettings, PoolSettingsError
-from tpu.slices.pool_size import too_many
+from tpu.slices.pool_size import Option, at_least, lacking, not_needed, too_many, with_room
 from tpu.slices.project_memory import ProjectMemory, remembered
 from tpu.slices.request import SliceRequest
-from tpu.slices.sizing import Option, at_least, lacking, not_needed, with_room
 from tpu.slices.zone_health import Closed, Fine
 from tpu.topology import accelerator_type
 
