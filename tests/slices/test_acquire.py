@@ -27,7 +27,7 @@ from tpu.slices.project_memory import ProjectMemory, memory_of_bucket, memory_of
 from tpu.slices.provision import NoLongerWanted, NotReady, ReadySlice, provision
 from tpu.slices.request import SliceRequest
 from tpu.slices.waiting import Waiting
-from tpu.slices.zone_health import Fine, Slowed, verdict
+from tpu.slices.zone_health import Fine, Slowed, permission
 
 A = Candidate("us-east5-a", "v6e-1", "spot")
 B = Candidate("us-east5-b", "v6e-1", "spot")
@@ -132,8 +132,8 @@ async def test_V1_after_a_stockout_the_next_candidate_is_asked_at_once(
     assert all("no capacity" in why and deleted for why, deleted, _ in book.told.values())
     assert zones_of(emulator) == [C.zone]
     health = await memory.health()
-    assert isinstance(verdict(health.of(A), clock.time()), Slowed)
-    assert verdict(health.of(C), clock.time()) == Fine()
+    assert isinstance(permission(health.of(A), clock.time()), Slowed)
+    assert permission(health.of(C), clock.time()) == Fine()
 
 
 async def test_V1_all_of_them_sold_out_they_are_asked_less_and_less_often(

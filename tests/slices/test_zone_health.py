@@ -28,8 +28,8 @@ from tpu.slices.zone_health import (
     let_through,
     noted,
     pause_s,
+    permission,
     to_json,
-    verdict,
 )
 
 SPOT = Candidate("us-east5-a", "v6e-8", "spot")
@@ -49,8 +49,8 @@ def stockouts(count: int, every_s: float = 10.0, start: float = 0.0) -> PlaceHea
 def test_V1_each_stockout_slows_a_place_down(bad: int, wait_s: float):
     health = stockouts(bad)
     last = (bad - 1) * 10.0
-    assert verdict(health, last) == Slowed(wait_s, f"{bad} bad outcome(s) in a row, lastly no capacity")
-    assert verdict(health, last + wait_s) == Fine()
+    assert permission(health, last) == Slowed(wait_s, f"{bad} bad outcome(s) in a row, lastly no capacity")
+    assert permission(health, last + wait_s) == Fine()
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_V1_each_stockout_slows_a_place_down(bad: int, wait_s: float):
 def test_V1_many_stockouts_halt_it_for_a_while(bad: int, halt_s: float):
     health = stockouts(bad)
     last = (bad - 1) * 10.0
-    found = verdict(health, last + 1)
+    found = permission(health, last + 1)
     assert isinstance(found, Paused)
     assert found.until == last + halt_s
-    assert verdict(health, last + halt_s) == Fine()
+    assert permission(health, last + halt_s) == Fine()
 
 
 def test_V1_of_those_who_come_after_the_pause_one_is_let_through():
@@ -104,11 +104,11 @@ def test_V1_slices_that_die_at_once_are_churn_though_each_was_ready():
         health = noted(health, "early death", now, now + 100)
         now += 200
         assert bad_in_a_row(health.outcomes) == round
-    found = verdict(health, now - 99)
+    found = permission(health, now - 99)
     assert found == Slowed(7.0, "4 bad outcome(s) in a row, lastly a slice lost 100 s after it was asked for")
     # One that lasts ends it, though an older one dies later.
     health = noted(health, "success", now, now + 10)
-    assert verdict(health, now + 10) == Fine()
+    assert permission(health, now + 10) == Fine()
 
 
 @pytest.mark.parametrize(("lived_s", "pause"), [(230.0, 460.0), (200.0, 400.0), (3.0, 6.0), (0.0, 0.0)])
@@ -118,19 +118,19 @@ def test_V1_a_pause_for_churn_is_no_longer_than_twice_what_the_slice_took(lived_
         health = noted(health, "early death", now, now + lived_s)
         now += lived_s + 0.001
     last = health.outcomes[-1].at
-    found = verdict(health, last)
+    found = permission(health, last)
     waits = found.until - last if isinstance(found, Paused) else getattr(found, "wait_s", 0.0)
     assert waits == pytest.approx(pause)
     # A stockout after it has cost nothing, and is answered as ever.
-    after = verdict(noted(health, "stockout", now, now), now)
+    after = permission(noted(health, "stockout", now, now), now)
     assert isinstance(after, Paused)
     assert after.until - now == pytest.approx(LONGEST_PAUSE_S)
 
 
 def test_outcomes_are_forgotten_after_the_window():
     health = stockouts(20)
-    assert isinstance(verdict(health, 191.0), Paused)
-    assert verdict(health, 190.0 + WINDOW_S) == Fine()
+    assert isinstance(permission(health, 191.0), Paused)
+    assert permission(health, 190.0 + WINDOW_S) == Fine()
     assert noted(health, "stockout", 9000.0, 9000.0).outcomes[0].at == 9000.0
 
 
@@ -140,16 +140,16 @@ def test_a_success_where_nothing_was_bad_is_not_worth_a_write():
 
 def test_V2_no_quota_closes_a_place_until_somebody_opens_it():
     known = ZoneHealth().having(SPOT, closed(PlaceHealth(), "TPUV6EPreemptible"))
-    assert verdict(known.of(SPOT), 1e12) == Closed("TPUV6EPreemptible")
+    assert permission(known.of(SPOT), 1e12) == Closed("TPUV6EPreemptible")
     on_demand = Candidate("us-east5-a", "v6e-8", "on-demand")
-    assert verdict(known.of(on_demand), 0.0) == Fine()
-    assert verdict(known.opened("us-east5-a").of(SPOT), 0.0) == Fine()
+    assert permission(known.of(on_demand), 0.0) == Fine()
+    assert permission(known.opened("us-east5-a").of(SPOT), 0.0) == Fine()
     assert known.opened("us-east5-b") == known
 
 
 def test_a_clock_that_is_behind_is_not_held_longer_than_a_pause():
     health = stockouts(3, start=100_000.0)
-    found = verdict(health, 0.0)
+    found = permission(health, 0.0)
     assert isinstance(found, Slowed)
     assert found.wait_s == pause_s(3)
 
@@ -174,17 +174,19 @@ def test_whatever_happens_a_place_is_asked_again_within_the_longest_pause(told):
         if asks:
             health, _ = let_through(health, now)
     assert from_json(json.loads(json.dumps(to_json(ZoneHealth().having(SPOT, health))))).of(SPOT) == health
-    match verdict(health, now):
+    match permission(health, now):
         case Slowed(wait_s):
             assert 0 < wait_s <= ANSWER_S
             assert let_through(health, now + wait_s)[1] == Fine()
         case Paused(until):
             assert now < until <= now + LONGEST_PAUSE_S
-            assert verdict(health, until) == Fine()
+            assert permission(health, until) == Fine()
         case Fine():
             # One who goes through holds up the next, exactly if the place is bad.
             after, _ = let_through(health, now)
-            assert (verdict(after, now) == Fine()) == (bad_in_a_row(health.outcomes) == 0 or after == health)
+            assert (permission(after, now) == Fine()) == (
+                bad_in_a_row(health.outcomes) == 0 or after == health
+            )
 
 
 @given(outcomes)
@@ -193,7 +195,7 @@ def test_a_success_that_lasts_makes_any_place_fine(told):
     for kind, ago, later, _ in told:
         now += later
         health = noted(health, kind, now - ago, now)
-    assert verdict(noted(health, "success", now, now), now) == Fine()
+    assert permission(noted(health, "success", now, now), now) == Fine()
 
 
 @given(outcomes)

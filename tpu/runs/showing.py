@@ -73,7 +73,7 @@ def zone_lines(health: ZoneHealth, now: float) -> list[str]:
     """How each place that something is known of has served, and whether it is asked now."""
     lines = []
     for (zone, kind, provisioning), known in sorted(health.places.items()):
-        match zone_health.verdict(known, now):
+        match zone_health.permission(known, now):
             case Fine():
                 found = "asked as usual"
             case Slowed(wait_s, why):

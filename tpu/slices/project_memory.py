@@ -12,7 +12,7 @@ from tpu.slices import creation_rate, zone_health
 from tpu.slices.candidate import Candidate
 from tpu.slices.creation_rate import RateLimit, Tokens
 from tpu.slices.shared import BucketShared, MalformedShared, MemoryShared, Shared, SharedContended
-from tpu.slices.zone_health import Closed, Kind, Paused, Verdict, ZoneHealth
+from tpu.slices.zone_health import Closed, Kind, Paused, Permission, ZoneHealth
 
 Result = TypeVar("Result")
 
@@ -34,13 +34,13 @@ class ProjectMemory:
         self._clock = clock
         self._limit = limit or RateLimit()
 
-    async def let_through(self, candidate: Candidate) -> Verdict:
+    async def let_through(self, candidate: Candidate) -> Permission:
         """Whether the candidate's place may be asked now; a bad place lets one through at a time."""
         found = (await self._health.read()).of(candidate)
         if not found.outcomes:
-            return zone_health.verdict(found, self._clock.time())
+            return zone_health.permission(found, self._clock.time())
 
-        def step(health: ZoneHealth) -> tuple[ZoneHealth, Verdict]:
+        def step(health: ZoneHealth) -> tuple[ZoneHealth, Permission]:
             known, answer = zone_health.let_through(health.of(candidate), self._clock.time())
             return health.having(candidate, known), answer
 
@@ -49,8 +49,8 @@ class ProjectMemory:
     async def serving(self, candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
         """Those whose places may be asked now, be it more slowly; nothing is asked for by this."""
         health, now = await self._health.read(), self._clock.time()
-        verdicts = ((one, zone_health.verdict(health.of(one), now)) for one in candidates)
-        return tuple(one for one, verdict in verdicts if not isinstance(verdict, Closed | Paused))
+        permissions = ((one, zone_health.permission(health.of(one), now)) for one in candidates)
+        return tuple(one for one, permission in permissions if not isinstance(permission, Closed | Paused))
 
     async def note(self, candidate: Candidate, kind: Kind, asked: float) -> None:
         """Remember what became of a slice; `asked` is when it was asked for, in seconds since the epoch."""

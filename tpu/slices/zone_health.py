@@ -85,7 +85,7 @@ class Closed:
     quota: str
 
 
-Verdict = Fine | Slowed | Paused | Closed
+Permission = Fine | Slowed | Paused | Closed
 
 
 def place_of(candidate: Candidate) -> Place:
@@ -110,7 +110,7 @@ def noted(health: PlaceHealth, kind: Kind, asked: float, now: float) -> PlaceHea
     return replace(health, outcomes=tuple(outcomes[-KEPT:]), tried=tried)
 
 
-def verdict(health: PlaceHealth, now: float) -> Verdict:
+def permission(health: PlaceHealth, now: float) -> Permission:
     """Whether the place may be asked now."""
     if health.no_quota is not None:
         return Closed(health.no_quota)
@@ -133,9 +133,9 @@ def verdict(health: PlaceHealth, now: float) -> Verdict:
     return Paused(until, why) if bad >= HALT_FROM else Slowed(until - now, why)
 
 
-def let_through(health: PlaceHealth, now: float) -> tuple[PlaceHealth, Verdict]:
-    """The verdict for one who would ask now. Of those who ask at once in a bad place, one is let through."""
-    found = verdict(health, now)
+def let_through(health: PlaceHealth, now: float) -> tuple[PlaceHealth, Permission]:
+    """The permission of one who would ask now. Of those who ask at once in a bad place, one is let through."""
+    found = permission(health, now)
     if isinstance(found, Fine) and bad_in_a_row(health.outcomes) > 0:
         return replace(health, tried=now), found
     return health, found
