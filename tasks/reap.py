@@ -9,6 +9,7 @@ from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.fleet import publish_fleet
 from tpu.checkpoint import objects
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import SystemClock
@@ -80,7 +81,7 @@ async def top_up_pools(pool: str | None) -> list[str]:
 
 @task(name="publish_pass", task_run_name="report", cache_policy=NO_CACHE)
 async def publish_pass(found: Reaped, topped_up: list[str]) -> dict[str, Any]:
-    """The pass as an artifact, and its figures."""
+    """The pass as an artifact, the slices that there are now as another, and the pass's figures."""
     log = get_run_logger()
     log.info(headline(found))
     for sentence in topped_up:
@@ -88,4 +89,5 @@ async def publish_pass(found: Reaped, topped_up: list[str]) -> dict[str, Any]:
     await acreate_markdown_artifact(
         to_markdown(found, topped_up), key="reaper", description="What the reaper deleted and left alone"
     )
+    await publish_fleet(Connection.from_environment().bucket, log)
     return {**figures(found), "topped_up": topped_up}

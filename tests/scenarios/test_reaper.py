@@ -13,6 +13,7 @@ import pytest
 from prefect.exceptions import CancelledRun
 
 from flows.reap import reap
+from tasks.fleet import fleet_key
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
 from tests.scenarios.terminal import started
@@ -49,6 +50,11 @@ async def test_O1_a_flow_that_is_killed_and_never_started_again_leaks_no_slice(
     lab.assert_nothing_left()
     (report,) = [one for one in await artifacts() if one.key == "reaper"][-1:]
     assert slice_name in str(report.data)
+    # The table of the fleet has one history.
+    tables = [one for one in await artifacts() if one.key == fleet_key(lab.emulator.env["TPU_RELAY_BUCKET"])]
+    before, after = sorted(tables, key=lambda one: one.created)[-2:]  # type: ignore[arg-type, return-value]
+    assert slice_name in str(before.data)
+    assert "no slices" in str(after.data)
     # From then on the run pays nothing, whenever it is looked at.
     events = lab.events(run.name)
     assert make_sum(events, time.time() + 3600).dollars == make_sum(events, time.time()).dollars

@@ -61,12 +61,12 @@ def slice_lines(lease: Lease, settings: PoolSettings, now: float) -> list[str]:
     since = lease.created if lease.ready is None else lease.ready
     lines = [f"{lease.slice}: {lease.candidate}, {lease.state.value}{why}, since {_time(since)}"]
     for holder in lease.holders:
-        chips = _chips(lease, holder.chips) if holder.chips else "no chip"
+        chips = chips_text(lease, holder.chips) if holder.chips else "no chip"
         lines.append(
             f"  {chips}: {holder.run} (priority {holder.priority}) for {_duration(now - holder.since)}"
         )
     if lease.holders and lease.free_chips:
-        lines.append(f"  {_chips(lease, lease.free_chips)}: free")
+        lines.append(f"  {chips_text(lease, lease.free_chips)}: free")
     if not lease.holders and lease.free_since is not None:
         lines.append(f"  idle for {_duration(now - lease.free_since)}")
     if (claim := lease.claim) is not None:
@@ -77,7 +77,7 @@ def slice_lines(lease: Lease, settings: PoolSettings, now: float) -> list[str]:
             else "it waits for them"
         )
         lines.append(
-            f"  {_chips(lease, claim.chips)} wanted by {claim.run} (priority {claim.priority}): {how}"
+            f"  {chips_text(lease, claim.chips)} wanted by {claim.run} (priority {claim.priority}): {how}"
         )
     lines += [f"  {_use(lease, span)}" for span in lease.spans[-LAST_SPANS:]]
     return lines
@@ -85,10 +85,11 @@ def slice_lines(lease: Lease, settings: PoolSettings, now: float) -> list[str]:
 
 def _use(lease: Lease, span: Span) -> str:
     who = span.run or "nobody"
-    return f"{_time(span.start)} to {_time(span.end)}  {who}, {_chips(lease, span.chips)}"
+    return f"{_time(span.start)} to {_time(span.end)}  {who}, {chips_text(lease, span.chips)}"
 
 
-def _chips(lease: Lease, chips: Sequence[int]) -> str:
+def chips_text(lease: Lease, chips: Sequence[int]) -> str:
+    """`all chips`, `chip 2` or `chips 0, 1`."""
     if len(chips) == lease.chips:
         return "all chips"
     return f"chip{'s' if len(chips) > 1 else ''} {', '.join(map(str, chips))}"
