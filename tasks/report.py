@@ -11,9 +11,11 @@ from prefect import get_run_logger, task
 from prefect.artifacts import acreate_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tpu.checkpoint import objects
 from tpu.runs.driver import RunDriver
 from tpu.runs.figures import collect, figures_of, save_report
-from tpu.runs.report import cost_text, to_markdown
+from tpu.runs.links import file_links
+from tpu.runs.report import cost_text, summary, to_markdown
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
@@ -26,9 +28,13 @@ async def publish_report(driver: RunDriver, failure: BaseException | None) -> di
     )
     pictures = await asyncio.to_thread(save_report, driver.run_dir, report)
     await acreate_markdown_artifact(
-        to_markdown(report, {name: _inline(picture) for name, picture in pictures.items()}),
+        to_markdown(
+            report,
+            {name: _inline(picture) for name, picture in pictures.items()},
+            file_links(driver.run_dir, objects.local_server()),
+        ),
         key=f"report-{driver.record.config.name}",
-        description="Report of the run",
+        description=summary(report),
     )
     log.info("written to %s/report/report.md", driver.run_dir)
     if driver.record.config.commits:

@@ -11,6 +11,7 @@ from tpu.runs.report import (
     draw,
     make_report,
     segment_rows,
+    summary,
     to_markdown,
 )
 
@@ -78,7 +79,7 @@ def test_which_attempt_trained_in_which_segment(attempts, committed, first_step,
 
 def test_a_row_says_who_ended_and_why():
     rows = segment_rows((20, 40), [attempt(1, None, 20, reason="gone"), attempt(2, 20, 40, "finished")], 40)
-    assert rows[1] == SegmentRow(2, 20, 40, (1, 2), ("1: preempted, gone",), True)
+    assert rows[1] == SegmentRow(2, 20, 40, (1, 2), ("1: preempted",), True)
 
 
 def events(price=3.6):
@@ -137,7 +138,7 @@ def test_the_report_in_markdown():
     assert text.startswith("# Run r: finished\n")
     assert f"| parameters (sha256) | `{'cd' * 32}` |" in text
     assert "| 1 | 0–20 | 1 | $0.0900 | done |" in text
-    assert r"| 2 | 20–40 | 1, 2 | $0.0900 | attempt 1: preempted, a \| b c |" in text
+    assert r"| 2 | 20–40 | 1, 2 | $0.0900 | attempt 1: preempted |" in text
     assert "| | step 20 | step 40 |" in text
     assert "| icl: model | 0.5 | 0.25 |" in text
     assert "![loss by step](loss.png)" in text
@@ -157,7 +158,8 @@ def test_a_foreign_command_has_attempts_and_no_steps():
     text = to_markdown(report, {})
     assert "| command | `python own.py` |" in text
     assert "| attempts | 2 |" in text
-    assert r"| 1 | preempted, a \| b c |" in text
+    assert "| 1 | preempted |" in text
+    assert r"- attempt 1 on a: **preempted**, a \| b c" in text
     assert "| **wall time** | **200.0** | |" in text
     for word in ("parameters", "goodput", "steps", "Segments", str(config.steps)):
         assert word not in text.replace(foreign.hash, "")
@@ -208,9 +210,13 @@ def test_a_fork_and_an_extension_name_where_they_come_from():
     assert "Loss" not in text
 
 
-def test_a_failure_is_the_headline_in_one_line():
+def test_a_failure_is_said_below_the_headline_in_one_line():
     text = to_markdown(report_of(failure="failed: user failure, RuntimeError\nTraceback"), {})
-    assert text.splitlines()[0] == "# Run r: failed: user failure, RuntimeError"
+    assert text.splitlines()[:3] == ["# Run r: failed", "", "user failure, RuntimeError."]
+
+
+def test_the_report_in_a_line():
+    assert summary(report_of()) == "finished, 2 attempts, goodput 69% of 200 s, cost $0.1800"
 
 
 def test_the_pictures_are_there_if_there_is_something_to_show():

@@ -89,7 +89,7 @@ def _read(url: str) -> tuple[bytes, int] | None:
     bucket, name = split_url(url)
     while True:
         # Not reload(): that asks for the generation the blob had, which another's write has removed.
-        blob = _client(_server(), os.getpid()).bucket(bucket).get_blob(name, **_ONCE)
+        blob = _client(local_server(), os.getpid()).bucket(bucket).get_blob(name, **_ONCE)
         if blob is None:
             return None
         try:
@@ -112,7 +112,7 @@ def download(url: str, checked: bool = True) -> bytes:
     from google.api_core.exceptions import NotFound
 
     bucket, name = split_url(url)
-    blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
+    blob = _client(local_server(), os.getpid()).bucket(bucket).blob(name)
     options = _ONCE if checked else {**_ONCE, "checksum": None}
     try:
         return retrying(
@@ -128,7 +128,7 @@ def listing(folder_url: str) -> list[str]:
     bucket, prefix = split_url(folder_url)
     # With the slash, so that the folder `1` does not take in the folder `10`.
     prefix = f"{prefix.rstrip('/')}/"
-    client = _client(_server(), os.getpid())
+    client = _client(local_server(), os.getpid())
     found = retrying(
         f"listing {folder_url}",
         lambda: [blob.name for blob in client.list_blobs(bucket, prefix=prefix, fields=_NAMES, **_ONCE)],
@@ -140,7 +140,7 @@ def entries(folder_url: str) -> list[Listed]:
     """All objects under a folder with their generations and labels, of one page after the other, by name."""
     bucket, prefix = split_url(folder_url)
     prefix = f"{prefix.rstrip('/')}/"
-    client = _client(_server(), os.getpid())
+    client = _client(local_server(), os.getpid())
     found = retrying(
         f"listing {folder_url}",
         lambda: [
@@ -155,7 +155,7 @@ def folders(folder_url: str) -> list[str]:
     """Names of the folders right in a folder, sorted, without listing what is in them."""
     bucket, prefix = split_url(folder_url)
     prefix = f"{prefix.rstrip('/')}/"
-    client = _client(_server(), os.getpid())
+    client = _client(local_server(), os.getpid())
 
     def ask() -> set[str]:
         pages = client.list_blobs(bucket, prefix=prefix, delimiter="/", fields=f"prefixes,{_NAMES}", **_ONCE)
@@ -177,7 +177,7 @@ def check_bucket(bucket_url: str, policy: RetryPolicy = DEFAULT_RETRY) -> None:
 
     name = bucket_url.removeprefix("gs://").rstrip("/")
     try:
-        client = _client(_server(), os.getpid())
+        client = _client(local_server(), os.getpid())
         retrying(
             f"asking for {bucket_url}",
             lambda: next(client.list_blobs(name, max_results=1, fields=_NAMES, **_ONCE).pages, None),
@@ -204,7 +204,7 @@ def bucket_location(bucket_url: str) -> tuple[str, tuple[str, ...]] | None:
     from google.api_core.exceptions import Forbidden, Unauthorized
 
     name = bucket_url.removeprefix("gs://").rstrip("/")
-    client = _client(_server(), os.getpid())
+    client = _client(local_server(), os.getpid())
     try:
         bucket = retrying(f"asking where {bucket_url} is", lambda: client.get_bucket(name, **_ONCE))
     except (Forbidden, Unauthorized):
@@ -224,7 +224,7 @@ def _put(url: str, data: bytes, generation: int, labels: Mapping[str, str] | Non
     def put() -> int:
         nonlocal tries
         tries += 1
-        blob = _client(_server(), os.getpid()).bucket(bucket).blob(name)
+        blob = _client(local_server(), os.getpid()).bucket(bucket).blob(name)
         if labels:
             blob.metadata = dict(labels)
         try:
@@ -247,7 +247,8 @@ def _generation(blob: Blob) -> int:
     return int(blob.generation)
 
 
-def _server() -> str | None:
+def local_server() -> str | None:
+    """Address of the storage server on this machine, if it stands in for Google's."""
     return os.environ.get("STORAGE_EMULATOR_HOST")
 
 

@@ -12,6 +12,7 @@ from tpu.checkpoint.fence import Commit, load_fence
 from tpu.checkpoint.restore import Damaged, read_manifest
 from tpu.runs.evaluation import load_evaluation
 from tpu.runs.event_log import RunEvent
+from tpu.runs.links import file_links
 from tpu.runs.record import RunRecord
 from tpu.runs.report import Report, draw, graphs_told, make_report, to_markdown
 from tpu.runs.unwatched import filled_in, is_unwatched
@@ -63,7 +64,9 @@ def save_report(run_dir: str, report: Report) -> dict[str, bytes]:
     pictures = draw(report)
     for name, picture in pictures.items():
         files.write(f"{run_dir}/report/{name}.png", picture)
-    text = to_markdown(report, {name: f"{name}.png" for name in pictures})
+    text = to_markdown(
+        report, {name: f"{name}.png" for name in pictures}, file_links(run_dir, objects.local_server())
+    )
     files.write(f"{run_dir}/report/report.md", text.encode())
     files.write(f"{run_dir}/report/figures.json", json.dumps(figures_of(report), indent=1).encode())
     return pictures

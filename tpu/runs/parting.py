@@ -9,6 +9,7 @@ from tpu.runs.context import RunContext
 from tpu.runs.event_log import RunEvent, candidate_of, early_death
 from tpu.slices.condition import LifeView, slice_condition
 from tpu.slices.deletion import delete_slice
+from tpu.slices.names import hosts_in_short
 from tpu.slices.project_memory import remembered
 
 DELETE_S = 1800.0
@@ -48,7 +49,7 @@ class Parting:
         elif await self._run.member.part_with(name, clean=False, why=why):
             await self._released(name, why)
             return
-        self._run.report(f"deleting slice {name}: {why}")
+        self._run.report(f"deleting slice {name}: {hosts_in_short(why, name)}")
         await delete_slice(self._run.cloud, candidate.zone, name, self._run.clock, DELETE_S)
         await self._run.member.gone(name, why)
         self._on_parted(name)
@@ -57,7 +58,7 @@ class Parting:
             await remembered(self._run.memory.note(candidate, "early death", asked), None, self._run.report)
 
     async def _released(self, name: str, why: str) -> None:
-        self._run.report(f"slice {name} is given back to the pool: {why}")
+        self._run.report(f"slice {name} is given back to the pool: {hosts_in_short(why, name)}")
         self._on_parted(name)
         await self._run.log.note("slice-released", slice=name, why=why)
 

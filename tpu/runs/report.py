@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tpu.money import dollar_column, in_dollars
+from tpu.runs.config import RunConfig
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
 from tpu.runs.ledger import Holding, Ledger, make_ledger
 from tpu.runs.record import RunRecord
 from tpu.runs.timeline import Timeline, make_timeline, timeline_picture
+from tpu.slices.names import hosts_in_short
 
 # A table that is wider than this is not read.
 MOST_COLUMNS = 8
@@ -22,7 +26,7 @@ MOST_EVIDENCE = 8
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment: `attempts` that trained in it, and for each that ended there, why."""
+    """One segment: `attempts` that trained in it, and the verdict on each that ended there."""
 
     number: int
     start: int
@@ -74,7 +78,7 @@ def segment_rows(
             if begin < stop and (end > start or (not finished and end >= start and end < stop)):
                 there.append(attempt["attempt"])
                 if not finished and start <= end < stop:
-                    ends.append(f"{attempt['attempt']}: {attempt['verdict']}, {attempt['reason']}")
+                    ends.append(f"{attempt['attempt']}: {attempt['verdict']}")
         rows.append(SegmentRow(number, start, stop, tuple(there), tuple(ends), stop <= committed))
     return tuple(rows)
 
@@ -137,26 +141,42 @@ def graphs_told(events: Iterable[tuple[int, Mapping[str, Any]]]) -> str | None:
     return f"at most {most} compiled an attempt, {again} after its first call; operators {where}"
 
 
-def to_markdown(report: Report, pictures: Mapping[str, str]) -> str:
-    """The report as Markdown; `pictures` are URLs of those of `draw`."""
-    lines = [f"# Run {report.record.config.name}: {report.verdict.splitlines()[0]}", ""]
-    facts = [f"| {name} | {value} |" for name, value in _facts(report)]
-    lines += ["| | |", "| --- | --- |", *facts, ""]
+def to_markdown(report: Report, pictures: Mapping[str, str], links: Mapping[str, str] | None = None) -> str:
+    """The report as Markdown; `pictures` are URLs of those of `draw`, `links` those of tpu.runs.links."""
+    outcome, _, why = report.verdict.splitlines()[0].partition(": ")
+    lines = [f"# Run {report.record.config.name}: {outcome}", ""]
+    lines += [f"{why}.", ""] if why else []
+    first, *facts = [f"| {name} | {value} |" for name, value in _facts(report)]
+    lines += [first, "| --- | --- |", *facts, ""]
     if url := pictures.get("timeline"):
         lines += ["## Timeline", "", f"![slices over time]({url})", ""]
     lines += _segment_lines(report) if report.record.config.commits else _attempt_lines(report)
     lines += ["", *_evaluation_lines(report), *_time_lines(report), *_cost_lines(report), *_evidence(report)]
     if url := pictures.get("loss"):
         lines += ["## Loss", "", f"![loss by step]({url})", ""]
+    if links:
+        lines += _file_lines(report, links)
     return "\n".join(lines)
+
+
+def summary(report: Report) -> str:
+    """The report in a line: how it ended, and what that took."""
+    told = [
+        report.verdict.splitlines()[0],
+        f"{len(report.attempts)} attempt{'' if len(report.attempts) == 1 else 's'}",
+    ]
+    if report.record.config.commits:
+        told.append(f"goodput {report.goodput:.0%} of {report.wall_s:.0f} s")
+    return ", ".join([*told, f"cost {cost_text(report.ledger, report.record.config.max_cost)}"])
 
 
 def draw(report: Report) -> dict[str, bytes]:
     """The report's pictures as PNG, by name; those of which there is nothing to show are left out."""
+    config = report.record.config
     made = {
         "loss": loss_picture(report),
         "timeline": timeline_picture(
-            report.timeline, f"{report.record.config.name}: what each slice was doing"
+            report.timeline, f"{config.name}: what each slice was doing", partial(bucket_name, config)
         ),
     }
     return {name: picture for name, picture in made.items() if picture}
@@ -172,7 +192,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     else:
         yield "command", f"`{_cell(' '.join(config.command or ()))}`"
     yield "configuration (sha256)", f"`{record.hash}`"
-    yield "code", f"{record.code['source']}, sha256 `{record.code['sha256'][:16]}…`"
+    yield "code", f"{_short_commit(record.code['source'])}, sha256 `{record.code['sha256'][:16]}…`"
     yield "slice", ", else ".join(map(str, config.slice.choices))
     yield "attempts", f"{len(report.attempts)}"
     if config.commits:
@@ -186,6 +206,11 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "graphs", report.graphs
     if report.mixed:
         yield "mixed", "parts of this run were computed on different chips or library versions"
+
+
+def _short_commit(source: str) -> str:
+    """A commit by its first letters: a wide table is cut off in a narrow page."""
+    return re.sub(r"@([0-9a-f]{12})[0-9a-f]{28}$", r"@\1…", source)
 
 
 def cost_text(ledger: Ledger, max_cost: float | None = None) -> str:
@@ -224,8 +249,7 @@ def _segment_lines(report: Report) -> list[str]:
 def _attempt_lines(report: Report) -> list[str]:
     lines = ["## Attempts", "", "| attempt | what happened |", "| --- | --- |"]
     for attempt in report.attempts:
-        told = _cell(f"{attempt['verdict']}, {attempt['reason']}")
-        lines.append(f"| {attempt['attempt']} | {told} |")
+        lines.append(f"| {attempt['attempt']} | {attempt['verdict']} |")
     return lines
 
 
@@ -236,12 +260,16 @@ def _time_lines(report: Report) -> list[str]:
     lines = ["## Where the time went", "", f"| | seconds | share |{head}", f"| --- | ---: | ---: |{rule}"]
     for bucket in BUCKETS:
         if (seconds := report.seconds[bucket]) >= 0.05:  # what would be shown as 0.0
-            # A foreign command says nothing of its phases: all its time is that of its start.
-            name = "command" if bucket == "start" and not report.record.config.commits else bucket
             paid = f" {cost.get(bucket, '–')} |" if spent else ""
+            name = bucket_name(report.record.config, bucket)
             lines.append(f"| {name} | {seconds:.1f} | {seconds / report.wall_s:.0%} |{paid}")
     total = f" **{in_dollars(sum(spent.values()))}** |" if spent else ""
     return [*lines, f"| **wall time** | **{report.wall_s:.1f}** | |{total}", ""]
+
+
+def bucket_name(config: RunConfig, bucket: Bucket) -> str:
+    """As people read it. A foreign command says nothing of its phases: all its time is that of its start."""
+    return "command" if bucket == "start" and not config.commits else bucket
 
 
 def _cost_lines(report: Report) -> list[str]:
@@ -272,21 +300,19 @@ def _cost_lines(report: Report) -> list[str]:
 
 
 def _evidence(report: Report) -> list[str]:
-    """What the verdicts of attempts that ended early rest on."""
-    early = [one for one in report.attempts if one["verdict"] != "finished" and one["evidence"]]
+    """Why attempts ended early, and what the verdicts rest on."""
+    early = [one for one in report.attempts if one["verdict"] != "finished"]
     if not early:
         return []
     lines = ["## Why attempts ended", ""]
     for one in early[-MOST_EVIDENCE:]:
-        lines.append(
-            f"- attempt {one['attempt']} on {one['slice']}: **{one['verdict']}**, {_cell(one['reason'])}"
-            + (
-                "; not charged: the program got further elsewhere, so this slice is to blame"
-                if one["slice_to_blame"]
-                else ""
-            )
+        reason, *evidence = (
+            _cell(hosts_in_short(text, one["slice"])) for text in (one["reason"], *one["evidence"])
         )
-        lines += [f"  - {_cell(line)}" for line in one["evidence"]]
+        told = f"- attempt {one['attempt']} on {one['slice']}: **{one['verdict']}**, {reason}"
+        if one["slice_to_blame"]:
+            told += "; not charged: the program got further elsewhere, so this slice is to blame"
+        lines += [told, *(f"  - {line}" for line in evidence)]
     if len(early) > MOST_EVIDENCE:
         lines.append(f"- and {len(early) - MOST_EVIDENCE} before, in the run's events")
     return [*lines, ""]
@@ -327,6 +353,27 @@ def _flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def _file_lines(report: Report, links: Mapping[str, str]) -> list[str]:
+    """Where checkpoints, metrics and logs are: in a browser, and by command."""
+    config = report.record.config
+    name = config.name
+    committed = max((row.stop for row in report.segments if row.committed), default=None)
+    lines = ["## Files", ""]
+    if config.commits:
+        export = (
+            f"`relay export {name}@{committed}` writes one as plain safetensors" if committed else "none yet"
+        )
+        lines += [
+            f"- [checkpoints]({links['checkpoints']}): {export}",
+            f"- [metrics]({links['metrics']}): JSON lines, losses by step",
+        ]
+    lines += [
+        f"- [logs]({links['logs']}) of the program: `relay logs {name}` prints them",
+        f"- [report]({links['report']}), with its figures as JSON: `relay show {name}`",
+    ]
+    return [*lines, ""]
 
 
 def _cell(text: str) -> str:

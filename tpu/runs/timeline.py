@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -197,15 +197,15 @@ def visible(parts: Sequence[Interval], least_s: float) -> list[Interval]:
     return [Interval(one.bucket, one.start, end) for one, end in zip(found, ends, strict=True)]
 
 
-def timeline_picture(timeline: Timeline, title: str) -> bytes | None:
-    """The timeline as PNG; None if there never was a slice."""
+def timeline_picture(timeline: Timeline, title: str, named: Callable[[Bucket], str] = str) -> bytes | None:
+    """The timeline as PNG, its buckets `named` so; None if there never was a slice."""
     if not timeline.bars or timeline.end <= timeline.start:
         return None
     from matplotlib.figure import Figure  # slow to import, and only wanted here
 
     layout = layout_of(timeline)
     rows = layout.lines * layout.lanes
-    figure = Figure(figsize=(9, 1.4 + rows * min(0.34, max(0.12, 7 / rows))), dpi=110, layout="constrained")
+    figure = Figure(figsize=(7.5, 1.4 + rows * min(0.34, max(0.12, 7 / rows))), dpi=132, layout="constrained")
     axes = figure.subplots()
     unit, unit_s = _unit(layout.span)
     _draw_bars(axes, timeline, layout, unit_s)
@@ -219,7 +219,7 @@ def timeline_picture(timeline: Timeline, title: str) -> bytes | None:
     axes.grid(axis="x", alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_title(title, fontsize=9, loc="left")
-    _legend(figure, timeline)
+    _legend(figure, timeline, named)
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
@@ -283,7 +283,7 @@ def _name_rows(axes: Axes, timeline: Timeline, layout: Layout) -> None:
     axes.set_yticks([line * layout.lanes for line in range(layout.lines)], begins, fontsize=7)
 
 
-def _legend(figure: Figure, timeline: Timeline) -> None:
+def _legend(figure: Figure, timeline: Timeline, named: Callable[[Bucket], str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -291,7 +291,7 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
         return Line2D([], [], marker=marker, color=colour, linestyle="", markersize=6, label=label)
 
     shown = {part.bucket for bar in timeline.bars for part in bar.parts}
-    handles: list[Artist] = [Patch(color=COLOURS[one], label=one) for one in BUCKETS if one in shown]
+    handles: list[Artist] = [Patch(color=COLOURS[one], label=named(one)) for one in BUCKETS if one in shown]
     if any(bar.commits for bar in timeline.bars):
         handles.append(mark("|", _COMMIT, "commit"))
     counts = Counter(kind for bar in timeline.bars for _, kind in bar.ends)

@@ -37,3 +37,8 @@ def slice_name(run: str, attempt: int, uid: str, part: int = 0, again: int = 0) 
     readable = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     head = f"relay-{readable}" if readable else "relay"
     return head[: LONGEST_NAME - len(tail)].rstrip("-") + tail
+
+
+def hosts_in_short(text: str, slice: str) -> str:
+    """A text about one slice, in which its hosts are called w0, w1 and so on: its name has been said."""
+    return text.replace(f"{slice}-w", "w")
