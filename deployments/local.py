@@ -32,6 +32,9 @@ from tpu.worker.where import worker_folder
 FOLDER = Path(".relay")
 POOL = "tpu"
 PREFECT_PORT = 4200
+ABOUT_POOL = (
+    "Trains on preemptible Cloud TPU slices. What a run leaves open, such as the zone, is taken from here."
+)
 STOP_S, CANCEL_S, WORKER_START_S = 20.0, 90.0, 90.0
 
 
@@ -190,7 +193,9 @@ async def _work_pool() -> None:
             pool = await client.read_work_pool(POOL)
         except ObjectNotFound:
             await client.create_work_pool(
-                WorkPoolCreate(name=POOL, type=CloudTpuWorker.type, base_job_template=template)
+                WorkPoolCreate(
+                    name=POOL, type=CloudTpuWorker.type, base_job_template=template, description=ABOUT_POOL
+                )
             )
         else:
             renewal = WorkPoolUpdate(base_job_template=renewed(template, pool.base_job_template))

@@ -38,6 +38,7 @@ from tpu.runs.record import (
     load_record,
     run_directory,
 )
+from tpu.slices.pool_names import NoSuchPool, check_usable
 from tpu.slices.preflight import Traffic, settings_problems
 from tpu.slices.request import SliceRequest
 from tpu.topology import AcceleratorType, accelerator_type
@@ -87,10 +88,10 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
             )
         run = load_run_config(arguments.config, changes) if arguments.config else _recorded(arguments.resume)
         if not arguments.dry_run:
-            _refuse_another_run(run)  # here, before a flow run is made
+            _refuse_what_cannot_begin(run)  # here, before a flow run is made
     except (
         RunConfigError, RunNotFound, RunNameTaken, MalformedRecord, ConnectionSettingsError, TextNotFoundError,
-        StorageUnavailable,
+        StorageUnavailable, NoSuchPool,
     ) as error:  # fmt: skip
         parser.exit(2, f"{parser.prog}: {error}\n")
     if arguments.dry_run:
@@ -134,11 +135,14 @@ def _prefect_server() -> contextlib.AbstractContextManager[Any]:
     return temporary_settings(patience | ephemeral)
 
 
-def _refuse_another_run(run: RunConfig) -> None:
-    """Raises RunNameTaken if the name belongs to a run that would compute something else."""
+def _refuse_what_cannot_begin(run: RunConfig) -> None:
+    """Raises RunNameTaken if the name belongs to a run that would compute something else, NoSuchPool for a new run of a
+    pool that nobody has made."""
+    bucket = Connection.from_environment().bucket
     try:
-        existing = load_record(run_directory(Connection.from_environment().bucket, run.name))
+        existing = load_record(run_directory(bucket, run.name))
     except RunNotFound:
+        check_usable(bucket, run.pool)
         return
     check_same(existing, RunRecord(run, data_hash(run), existing.code, existing.created))
 
@@ -190,12 +194,17 @@ def describe(run: RunConfig, connection: Connection | None = None) -> str:
     shown = ", ".join(map(str, stops[:8])) + (f", … {stops[-1]}" if len(stops) > 8 else "")
     built_in = f"the built-in {run.training.workload.kind} training in JAX" if run.training else ""
     program = " ".join(run.command or [built_in])
+    cut = (
+        f"segments   {len(stops)}, ending at steps {shown}"
+        if run.commits
+        else "segments   one: the command is started again until it exits 0, and resumes by its own checkpoints"
+    )
     return "\n".join(
         [
-            f"run        {run.name}: {program}, {run.steps} steps",
+            f"run        {run.name}: {program}" + (f", {run.steps} steps" if run.commits else ""),
             *_candidate_lines(run),
             *_limit_lines(run),
-            f"segments   {len(stops)}, ending at steps {shown}",
+            cut,
             f"code       {run.code}",
             *(f"refused    {problem}" for problem in _refused(run, connection)),
             "nothing was made, and nobody was asked what the zones offer and where the bucket is (dry run)",

@@ -6,6 +6,7 @@ so that no other module knows which of the two it talks to.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class Connection:
     `host_python` is an interpreter that the hosts already have with every package in it; None means that an
     environment is built on each host. `host_python_xla` is the same for PyTorch/XLA, which has an environment of
     its own. `grant` is the chips that may be used, as tpu.slices.grant reads them; None is any.
+    `idle_minutes` is how long a run's pool keeps idle slices from its start on; None leaves that as it is.
     """
 
     project: str
@@ -46,6 +48,7 @@ class Connection:
     host_python: str | None = None
     host_python_xla: str | None = None
     grant: str | None = None
+    idle_minutes: float | None = None
     home: Path = Path.home() / ".tpu-relay"
 
     @classmethod
@@ -83,9 +86,22 @@ class Connection:
             host_python=environment.get("TPU_RELAY_HOST_PYTHON") or None,
             host_python_xla=environment.get("TPU_RELAY_HOST_PYTHON_XLA") or None,
             grant=environment.get("TPU_RELAY_GRANT") or None,
+            idle_minutes=_minutes("TPU_RELAY_IDLE_MINUTES", environment.get("TPU_RELAY_IDLE_MINUTES")),
             home=relay_home(environment),
         )
 
     def host_python_for(self, framework: Literal["jax", "xla"]) -> str | None:
         """The interpreter that the hosts already have for a program of this framework."""
         return self.host_python_xla if framework == "xla" else self.host_python
+
+
+def _minutes(name: str, text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = math.nan
+    if not 0 <= minutes < math.inf:  # neither holds for what is no number
+        raise ConnectionSettingsError(f"{name} must be a number of minutes, 0 or more, found {text!r}")
+    return minutes

@@ -283,7 +283,10 @@ def test_a_foreign_command_that_failed_is_shown_without_steps(shown: Track, term
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["show", "none"], "there is no run none in gs://relay-emulated; `relay runs` lists those that are"),
+        (
+            ["show", "none"],
+            "there is no run none in gs://relay-emulated; `relay runs` lists those that are, and",
+        ),
         (["show", "a/b"], "a run's name has lower-case letters, digits and dashes; found 'a/b'"),
         (["show", ""], "a run's name has lower-case letters, digits and dashes; found ''"),
         (["logs", "none", "--follow"], "there is no run none"),

@@ -106,7 +106,8 @@ def test_a_dry_run_says_what_would_be_made_and_calls_nothing(
     train_from_terminal(train)
     output = capsys.readouterr().out
     for words in (
-        "run        other: python train.py, 10 steps",
+        "run        other: python train.py\n",
+        "segments   one: the command is started again until it exits 0",
         "spot v4-8 in us-central2-b: 4 chips, 1 host",
         "$12.88 an hour",
         "nothing was made",

@@ -26,6 +26,7 @@ from tpu.runs.plan import CheckpointRule, stop_steps
 from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.pool_settings import NAME_PATTERN
 from tpu.topology import accelerator_type
+from tpu.train.form import plain_optionals
 from tpu.train.settings import Training
 
 
@@ -34,7 +35,9 @@ class RunConfigError(ValueError):
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, json_schema_extra=plain_optionals
+    )
 
 
 def _known_type(value: str) -> str:
@@ -78,7 +81,8 @@ class Slice(_Part):
     )
     candidates: list[SliceCandidate] = Field(
         default=[],
-        description="Ways to get the slice, tried in this order; empty: the one described here.",
+        description="Ways to get the slice, tried in this order, each by what differs from the one described here, "
+        'such as [{}, {"zone": "us-east5-a"}, {"provisioning": "on-demand", "price_an_hour": 12.88}]. Empty: that one.',
     )
     race: int = Field(
         default=1, ge=1, le=8, description="So many candidates are asked at once; the first ready one wins."
@@ -102,19 +106,26 @@ class Slice(_Part):
         examples=[["us-east5"]],
     )
     runtime_version: str | None = Field(
-        default=None, description="TPU VM image; the usual one of the type if empty."
+        default=None,
+        description="TPU VM image; the usual one of the type if empty.",
+        examples=["tpu-ubuntu2204-base"],
     )
     network: str | None = Field(default=None, description="VPC network; the project's default if empty.")
     subnetwork: str | None = Field(default=None, description="Subnetwork of the network.")
     external_ips: bool = Field(default=True, description="Give hosts external addresses.")
     service_account: str | None = Field(
-        default=None, description="Service account of the VMs; the default one if empty."
+        default=None,
+        description="Service account of the VMs; the default one if empty. It needs to write to the bucket.",
+        examples=["trainer@my-project.iam.gserviceaccount.com"],
     )
     startup_script: str | None = Field(
         default=None, description="Shell script that runs as root at every boot."
     )
     price_an_hour: float | None = Field(
-        default=None, ge=0, description="US dollars an hour for the whole slice."
+        default=None,
+        ge=0,
+        description="US dollars an hour for the whole slice. If empty, costs are not known, and max_cost is refused.",
+        examples=[5.16],
     )
     ready_minutes: float = Field(
         default=90, gt=0, description="Give up when no slice is ready after this many minutes."
@@ -201,6 +212,7 @@ class RunConfig(_Part):
         description="Name of the run: lower-case letters, digits and dashes, at most 40 characters.",
         examples=["icl-m64-seed0"],
     )
+    steps: int = Field(default=1000, ge=1, lt=2**31, description="Total number of training steps.")
     training: Training | None = Field(default=None, description="A built-in training; or give `command`.")
     command: Annotated[
         list[str] | None, Field(description="Any program that trains; restarted until it exits 0.")
@@ -218,11 +230,16 @@ class RunConfig(_Part):
         description="Framework of the built-in trainer, or of your command: JAX, or PyTorch/XLA, which has packages of "
         "its own on the hosts.",
     )
-    steps: int = Field(default=1000, ge=1, lt=2**31, description="Total number of training steps.")
     checkpoints: CheckpointRule = Field(
         default=CheckpointRule(), description="At which steps a segment ends."
     )
     slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
+    max_cost: float | None = Field(
+        default=None,
+        gt=0,
+        examples=[25],
+        description="US dollars for slices: the run saves and ends when they are spent. No limit if empty.",
+    )
     pool: str = Field(
         default="default",
         pattern=NAME_PATTERN,
@@ -245,7 +262,8 @@ class RunConfig(_Part):
     )
     secrets: dict[str, str] = Field(
         default={},
-        description="Secret variables: NAME → env:VARIABLE of the flow, or block:NAME of a Prefect Secret block.",
+        description="Secret variables of the program, each with where its value is: env:VARIABLE of the flow, or "
+        'block:NAME of a Prefect Secret block, such as {"HF_TOKEN": "block:hf-token"}.',
     )
     evaluate: Literal["commits", "final", "never"] = Field(
         default="commits", description="Which checkpoints are evaluated."
@@ -255,11 +273,6 @@ class RunConfig(_Part):
         description="Your own evaluation: gets RELAY_RUN_DIR and RELAY_STEP, and prints one JSON object last.",
     )
     budget: Budget = Field(default=Budget(), description="How often an attempt may end for each reason.")
-    max_cost: float | None = Field(
-        default=None,
-        gt=0,
-        description="US dollars for slices: the run saves and ends when they are spent. No limit if empty.",
-    )
     grace_seconds: float = Field(
         default=25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s."
     )

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tpu.checkpoint import files, objects
@@ -47,10 +48,15 @@ from tpu.runs.tenure import Tenure
 from tpu.runs.watch import Listener
 from tpu.slices.lease_book import GcsLeaseBook
 from tpu.slices.monitor import watching
+from tpu.slices.pool_names import check_usable
 
 
 class ForkUnfinished(RuntimeError):
     """A fork was interrupted before its checkpoint was there: it must not begin at step 0."""
+
+
+class NoSuchSecret(LookupError):
+    """A secret is not where the configuration says; the message names the place, never a value."""
 
 
 @contextlib.asynccontextmanager
@@ -71,6 +77,7 @@ async def open_run(
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
         ForkUnfinished: the run is a fork that was interrupted.
+        tpu.slices.pool_names.NoSuchPool: a new run names a pool that nobody has made.
         tpu.runs.controller.RunIsDriven: another live process drives it.
         tpu.runs.code.CodeError: the source cannot be had.
         tpu.connection.ConnectionSettingsError: project or bucket are not set.
@@ -144,6 +151,8 @@ async def _driving(
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     wanted = run_wanted(record, connection, identity)
     book = GcsLeaseBook(connection.bucket, report)
+    if spends and (minutes := connection.idle_minutes) is not None:
+        await keep_idle(book, record.config.pool, minutes)
     member = Membership(book, record.config.pool, wanted, clock, report)
     async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
         run = RunContext(
@@ -164,6 +173,12 @@ async def _driving(
                 await driver.leave()
 
 
+async def keep_idle(book: GcsLeaseBook, pool: str, minutes: float) -> None:
+    """Let the pool keep idle slices for so long, if it does not yet."""
+    if (await book.settings(pool)).idle_minutes != minutes:
+        await book.set_settings(pool, lambda settings: replace(settings, idle_minutes=minutes))
+
+
 def _record(
     config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
 ) -> tuple[RunRecord, Bundle]:
@@ -172,6 +187,7 @@ def _record(
     try:
         existing = load_record(run_dir)
     except RunNotFound:
+        check_usable(connection.bucket, config.pool)
         bundle = resolve_code(config.code, folder, connection.home / "git")
         requirements_text(config, bundle)  # refused here, before anything is made
         code = {"source": bundle.source, "sha256": bundle.sha256}
@@ -226,8 +242,8 @@ def environment_secret(name: str, variable: str) -> str:
     """The value of a secret that the flow's own environment holds.
 
     Raises:
-        LookupError: it is not set; the message names the variable, never a value.
+        NoSuchSecret: it is not set.
     """
     if variable not in os.environ:
-        raise LookupError(f"secret {name}: the variable {variable} is not set where the flow runs")
+        raise NoSuchSecret(f"secret {name}: the variable {variable} is not set where the flow runs")
     return os.environ[variable]

@@ -127,6 +127,11 @@ def run_directory(bucket: str, name: str) -> str:
     return f"{bucket}/runs/{name}"
 
 
+def bucket_of(run_dir: str) -> str:
+    """The bucket of a `run_directory`."""
+    return run_dir.partition("/runs/")[0]
+
+
 def code_url(run_dir: str, code: Mapping[str, str]) -> str:
     """Where the bundle of a record's `code` lies: by its hash, so that two creators never overwrite each other's."""
     return f"{run_dir}/code/{code['sha256']}.tar.gz"
@@ -146,7 +151,10 @@ def load_record(run_dir: str) -> RunRecord:
 
 def _not_found(run_dir: str) -> str:
     bucket, _, name = run_dir.partition("/runs/")
-    return f"there is no run {name} in {bucket}; `relay runs` lists those that are"
+    return (
+        f"there is no run {name} in {bucket}; `relay runs` lists those that are, and one that was just started is "
+        "among them once its flow has begun"
+    )
 
 
 def create_or_take_up(run_dir: str, record: RunRecord) -> RunRecord:

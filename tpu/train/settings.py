@@ -10,9 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tpu.train.form import plain_optionals
+
 
 class _Settings(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=plain_optionals)
 
 
 class Transformer(_Settings):
@@ -75,8 +77,10 @@ Workload = Annotated[Icl | ByteLm, Field(discriminator="kind")]
 class Training(_Settings):
     """Everything that a built-in trainer's numbers depend on, but for the machine."""
 
-    workload: Workload
-    optimizer: Optimizer = Optimizer()
+    workload: Workload = Field(
+        description='What is learned: {"kind": "icl", …} or {"kind": "bytelm", …} with the fields of their kind.'
+    )
+    optimizer: Optimizer = Field(default=Optimizer(), description="How it is learned.")
     schedule_steps: int = Field(
         default=1000, ge=1, description="Length of the learning-rate schedule, in steps."
     )

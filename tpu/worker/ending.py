@@ -26,7 +26,7 @@ async def end_run_of(connection: Connection, run: str, flow_run_id: str) -> str:
     run_dir = run_directory(connection.bucket, run)
     seen = await asyncio.to_thread(observe, run_dir)
     if seen is None:
-        return f"{run} was never begun"
+        return f"nothing is left of {run}: it was never begun"
     if seen[0].owner.flow_run != flow_run_id:
         return f"{run} is another flow run's now"
     told: list[str] = []

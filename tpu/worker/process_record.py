@@ -37,6 +37,7 @@ class FlowFolder:
     def __init__(self, pool_folder: Path, flow_run_id: str) -> None:
         self.path = pool_folder / flow_run_id
         self.output = self.path / "output.log"
+        self.work = self.path / "work"
 
     def write(self, record: FlowRecord) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)

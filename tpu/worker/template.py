@@ -17,25 +17,55 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from tpu.runs.config import RunConfig, Slice
 from tpu.topology import ACCELERATOR_TYPES
+from tpu.train.form import plain_optionals
 
 # Fields of a run that a work pool may set, beside those of its slice.
 OF_A_RUN = ("code", "pool", "max_cost", "budget", "secrets")
 # What Prefect's own variables would ask for in vain: names and labels of machines that this worker does not make.
 _NOT_OURS = ("name", "labels", "command")
-_WORDS = {"ips": "IPs"}
+# What the form asks for first, in this order; the rest comes behind.
+ORDER = (
+    "accelerator_type", "zone", "provisioning", "price_an_hour", "max_cost",
+    "candidates", "race", "queue_minutes", "ready_minutes", "allow_regions",
+    "pool", "idle_minutes", "chips", "pool_hours",
+    "code", "secrets", "budget", "restarts",
+    "runtime_version", "network", "subnetwork", "external_ips", "ssh_route", "service_account", "startup_script",
+    "repair_minutes", "max_run_hours",
+    "project", "bucket", "credentials", "env",
+)  # fmt: skip
+# Where the field's name says too little by itself.
+_TITLES = {
+    "price_an_hour": "Price an hour (US dollars)",
+    "max_cost": "Maximum cost of a run (US dollars)",
+    "race": "Candidates asked at once",
+    "queue_minutes": "Minutes in the queue of one candidate",
+    "ready_minutes": "Minutes until a slice must be ready",
+    "allow_regions": "Other regions than the bucket's",
+    "pool": "Pool of slices",
+    "chips": "Chips of a shared slice",
+    "pool_hours": "Hours to wait for a place in the pool",
+    "code": "Program",
+    "budget": "Budgets of failures",
+    "external_ips": "External addresses",
+    "repair_minutes": "Minutes to wait for a repair",
+    "max_run_hours": "Hours of a flex-start slice",
+}
 
 
 def _title(name: str) -> str:
-    words = [_WORDS.get(word, word) for word in name.split("_")]
-    return " ".join([words[0].capitalize(), *words[1:]])
+    return _TITLES.get(name) or name.replace("_", " ").capitalize()
 
 
 def _field(name: str, field: FieldInfo) -> tuple[Any, FieldInfo]:
-    mine = copy.copy(field)
+    mine, annotation = copy.copy(field), field.rebuild_annotation()
     mine.title = _title(name)
     if name == "accelerator_type":
         mine.json_schema_extra = {"enum": list(ACCELERATOR_TYPES)}
-    return field.rebuild_annotation(), mine
+    if name == "code":  # behind a work pool there is no working tree
+        annotation, mine.default = str | None, None
+        mine.description = "A git URL or path with @commit, or a gs:// bundle; the deployment's own if empty."
+        mine.examples = ["https://github.com/me/project@3f2a91c", "gs://my-bucket/code.tar.gz"]
+    return annotation, mine
 
 
 class _Variables(BaseVariables):
@@ -61,8 +91,14 @@ class _Variables(BaseVariables):
         "if empty.",
         examples=["internal", "iap"],
     )
+    idle_minutes: float | None = Field(
+        default=None, ge=0, title="Minutes that idle slices are kept",
+        description="So long the pool keeps a slice that a run leaves, for the next one that fits; 0: the run deletes "
+        "it. Set when a run starts; as `relay pool set` has it if empty.",
+        examples=[20],
+    )  # fmt: skip
     restarts: int = Field(
-        default=3, ge=0, le=100,
+        default=3, ge=0, le=100, title="Restarts of a killed flow run",
         description="A flow run whose processes are killed is started again so often, and takes its gang up.",
     )  # fmt: skip
 
@@ -81,25 +117,15 @@ class _Variables(BaseVariables):
         )
         for name in _NOT_OURS:
             schema["properties"].pop(name, None)
-        for field in schema["properties"].values():
-            _without_null(field)
-        first = [*Slice.model_fields, *OF_A_RUN]
+        plain_optionals(schema)
         schema["properties"] = {
-            name: schema["properties"][name] for name in sorted(schema["properties"], key=_place(first))
+            name: schema["properties"][name] for name in sorted(schema["properties"], key=_place)
         }
         return schema
 
 
-def _without_null(field: dict[str, Any]) -> None:
-    """A field that may be left open is one that is not required: a choice between a text and null helps nobody."""
-    others = [one for one in field.get("anyOf", []) if one != {"type": "null"}]
-    if len(others) == 1 and field.get("default", 0) is None:
-        del field["anyOf"], field["default"]
-        field.update(others[0])
-
-
-def _place(first: list[str]) -> Any:
-    return lambda name: first.index(name) if name in first else len(first)
+def _place(name: str) -> int:
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 _FIELDS: dict[str, Any] = {name: _field(name, field) for name, field in Slice.model_fields.items()}
@@ -127,6 +153,7 @@ class CloudTpuConfiguration(BaseJobConfiguration):
     project: str | None = None
     bucket: str | None = None
     ssh_route: str | None = None
+    idle_minutes: float | None = None
     restarts: int = 3
     # What the run leaves open is taken from here; see tpu.worker.parameters.
     defaults: dict[str, Any] = Field(
@@ -154,5 +181,6 @@ class CloudTpuConfiguration(BaseJobConfiguration):
             "TPU_RELAY_PROJECT": self.project,
             "TPU_RELAY_BUCKET": self.bucket,
             "TPU_RELAY_SSH_ROUTE": self.ssh_route,
+            "TPU_RELAY_IDLE_MINUTES": None if self.idle_minutes is None else f"{self.idle_minutes:g}",
         }
         return {name: value for name, value in said.items() if value}

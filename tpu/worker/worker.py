@@ -267,10 +267,14 @@ def without_mark(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(folder: FlowFolder, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Prefect's own supervisor of one flow run, in a session of its own; it hears of a cancellation by itself."""
+    """Prefect's own supervisor of one flow run, in a session of its own; it hears of a cancellation by itself.
+
+    It works in an empty folder: a run without `code` takes its program from there, which must not be our own files.
+    """
+    folder.work.mkdir(exist_ok=True)
     with folder.output.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "prefect", "flow-run", "execute"],
-            env=environment, cwd=folder.path, start_new_session=True, stdin=subprocess.DEVNULL,
+            env=environment, cwd=folder.work, start_new_session=True, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
