@@ -8,13 +8,14 @@ from typing import Any
 
 from prefect import State, flow, get_run_logger
 from prefect.runtime import flow_run
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Failed
 
 from flows.arguments import train_from_terminal
-from flows.plain_errors import log_plainly
+from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
+from tasks.fleet import fleet_told
 from tasks.progress import Progress
 from tasks.report import publish_report
 from tasks.secrets import load_secrets
@@ -22,8 +23,9 @@ from tasks.segment import train_segment
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.controller import ControllerLost, this_process
 from tpu.runs.cost_limit import MaxCostReached
-from tpu.runs.driver import RunDriver
+from tpu.runs.driver import AttemptEnded, RunDriver
 from tpu.runs.opening import open_run
+from tpu.runs.record import bucket_of
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
@@ -51,13 +53,17 @@ async def train(
     """
     log_plainly()
     log = get_run_logger()
-    if changes or fresh_name:
-        run = parse_run_config(
-            start_values(run.model_dump(mode="json"), changes or {}, fresh_name, str(flow_run.id))
-        )
     with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
         try:
+            if changes or fresh_name:
+                values = start_values(
+                    run.model_dump(mode="json"), changes or {}, fresh_name, str(flow_run.id)
+                )
+                run = parse_run_config(values)
             return await train_to_the_end(run, take_over, log)
+        except EXPECTED as error:
+            # The state's message is what the UI shows first: the sentence, and not how Prefect came by it.
+            return Failed(message=str(error), data=error)
         except asyncio.CancelledError:
             if not await cancelled_in_prefect():
                 raise
@@ -69,14 +75,17 @@ async def train_to_the_end(
 ) -> dict[str, Any] | State[Any]:
     """Train, and in whatever way that ends, clean up and report."""
     progress = Progress(run, log)
-    async with open_run(
-        run,
-        this_process(str(flow_run.id)),
-        secrets=await load_secrets(run.secrets),
-        report=log.info,
-        listener=progress,
-        take_over=take_over,
-    ) as driver:
+    async with (
+        open_run(
+            run,
+            this_process(str(flow_run.id)),
+            secrets=await load_secrets(run.secrets),
+            report=log.info,
+            listener=progress,
+            take_over=take_over,
+        ) as driver,
+        fleet_told(bucket_of(driver.run_dir), driver.log.events, log),
+    ):
         failure: BaseException | None = None
         evaluations: list[asyncio.Task[dict[str, float]]] = []
         try:
@@ -86,8 +95,7 @@ async def train_to_the_end(
             raise  # another process drives the run now: nothing here may be cleaned up
         except BaseException as error:
             failure = error
-        why = "training is done" if failure is None else str(failure) or type(failure).__name__
-        await unbroken(clean_up(driver, why))
+        await unbroken(clean_up(driver, why_it_ends(failure)))
         progress.say_held()
         if isinstance(failure, asyncio.CancelledError):
             for evaluation in evaluations:
@@ -103,6 +111,15 @@ async def train_to_the_end(
             if isinstance(problem, BaseException):
                 raise problem
         return report
+
+
+def why_it_ends(failure: BaseException | None) -> str:
+    """Why a slice is given back: in a few words, since the whole reason of a failure is said by itself."""
+    if failure is None:
+        return "training is done"
+    if isinstance(failure, AttemptEnded):
+        return f"the run ends by {failure.verdict.kind.value}"
+    return str(failure) or type(failure).__name__
 
 
 async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, float]]]) -> None:

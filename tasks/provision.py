@@ -10,6 +10,9 @@ from prefect.cache_policies import NO_CACHE
 from tpu.cloud.errors import CloudError
 from tpu.runs.driver import RunDriver
 
+# `retry_condition_fn` decides; Prefect wants a number all the same.
+AS_OFTEN_AS_ALLOWED = 10**6
+
 
 def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
     """A passing fault of the cloud; never a wrong zone, type or right, nor a user's patience that is over."""
@@ -19,7 +22,7 @@ def worth_another_try(_task: Any, _task_run: Any, state: Any) -> bool:
 @task(
     name="provision",
     task_run_name="provision a slice",
-    retries=10**6,
+    retries=AS_OFTEN_AS_ALLOWED,
     retry_condition_fn=worth_another_try,
     cache_policy=NO_CACHE,
 )

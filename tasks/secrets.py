@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from prefect.blocks.system import Secret
 
-from tpu.runs.opening import environment_secret
+from tpu.runs.opening import NoSuchSecret, environment_secret
 from tpu.runtime.supervisor import SHORTEST_SECRET
 
 
@@ -18,7 +18,7 @@ async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
     """Secret values by variable name. They go to the hosts on standard input and are masked in every log.
 
     Raises:
-        LookupError: a variable is not set, or there is no such block.
+        NoSuchSecret: a variable is not set, or there is no such block.
         SecretTooShort: a value could not be masked in logs.
     """
     values = {}
@@ -30,7 +30,7 @@ async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:
             try:
                 values[name] = str((await Secret.aload(target)).get())
             except ValueError as error:
-                raise LookupError(f"secret {name}: there is no Prefect Secret block {target!r}") from error
+                raise NoSuchSecret(f"secret {name}: there is no Prefect Secret block {target!r}") from error
         if 0 < len(values[name].strip()) < SHORTEST_SECRET:
             raise SecretTooShort(
                 f"secret {name} has fewer than {SHORTEST_SECRET} characters, too few to be masked in logs: if it "

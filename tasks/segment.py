@@ -7,8 +7,9 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import TaskRunContext
+from prefect.runtime import task_run
 
-from tasks.provision import provision
+from tasks.provision import AS_OFTEN_AS_ALLOWED, provision
 from tasks.sync import sync_code
 from tpu.runs.driver import AttemptEnded, RunDriver
 
@@ -18,10 +19,20 @@ def budget_allows(_task: Any, _task_run: Any, state: Any) -> bool:
     return isinstance(state.data, AttemptEnded) and state.data.retry
 
 
+def segment_name(driver: RunDriver, number: int, start: int, stop: int) -> str:
+    """As the UI shows it. Of a foreign command neither steps nor checkpoints are known."""
+    name = f"segment {number}: steps {start}-{stop}" if driver.record.config.commits else "the command"
+    return name if driver.attempt is None else f"{name}, attempt {driver.attempt}"
+
+
+def _name_at_start() -> str:
+    return segment_name(**task_run.parameters)
+
+
 @task(
     name="train_segment",
-    task_run_name="segment {number}: steps {start}-{stop}",
-    retries=10**6,
+    task_run_name=_name_at_start,
+    retries=AS_OFTEN_AS_ALLOWED,
     retry_condition_fn=budget_allows,
     cache_policy=NO_CACHE,
 )
@@ -39,7 +50,7 @@ async def train_segment(driver: RunDriver, number: int, start: int, stop: int) -
             await provision(driver)
             await sync_code(driver)
             await driver.start_attempt()
-    _name_this_task_run(f"segment {number}: steps {start}-{stop}, attempt {driver.attempt}")
+    _name_this_task_run(segment_name(driver, number, start, stop))
     await driver.wait_for_commit(stop)
     return stop
 

@@ -270,8 +270,13 @@ async def test_O8_the_users_exception_costs_the_failure_budget_and_then_the_run(
     # The slice is well, so the tries share it.
     assert len(lab.events(run.name, "slice-intended")) == 1
     log = await log_with(run.name, "Finished in state Failed")
+    # What ended the run is said by its attempt, and once more by the flow run's state, which the UI shows first.
+    assert log.count("and the budget") == 1
+    assert log.count("user failure: tried again") == 2
+    assert "Retry" not in log
     assert log.count("w0 | Traceback (most recent call last)") == 3
     assert log.count("w0 | RuntimeError: the user's code failed on demand at step 25") == 3
     (flow_run,) = await flow_runs(run.name)
     assert flow_run.state is not None
     assert flow_run.state.is_failed()
+    assert str(flow_run.state.message).startswith("user failure: ")

@@ -29,6 +29,7 @@ from tpu.runs.trouble import CLOUD_WORD_S, SliceLost, condition_after_trouble, u
 from tpu.runs.watch import GangView, GangWatch, Listener
 from tpu.slices.budget import Budgets, Exhausted, allows, back_off_s
 from tpu.slices.condition import Condition
+from tpu.slices.names import hosts_in_short
 from tpu.slices.provision import ReadySlice
 from tpu.slices.verdict import Verdict, VerdictKind, give_verdict, needs_the_cloud
 
@@ -168,8 +169,9 @@ class RunDriver:
             "attempt-started", attempt=number, slice=self._slices.slice.name,
             resume=newest.step if newest else None, code=self.record.code["sha256"],
         )  # fmt: skip
-        start = f"step {newest.step}" if newest else "step 0"
-        self.report(f"attempt {number} starts on {self._slices.slice.name} from {start}")
+        # Of a foreign command neither steps nor checkpoints are known.
+        start = f" from step {newest.step if newest else 0}" if self.record.config.commits else ""
+        self.report(f"attempt {number} starts on {self._slices.slice.name}{start}")
         spec = launch.gang_spec(
             self.record,
             self.run_dir,
@@ -294,8 +296,10 @@ class RunDriver:
             waste_from=waste_begins(view.steps, reached), commits=view.commits, evicted=view.evicted is not None,
             slice_given_up=give_up,
         )  # fmt: skip
-        self.report(f"attempt {spec.attempt} ended: {verdict.kind.value}, {verdict.reason}; last commit "
-                    + (f"step {last.step}" if last else "none"))  # fmt: skip
+        told = f"attempt {spec.attempt} ended: {verdict.kind.value}, {hosts_in_short(verdict.reason, name)}"
+        if self.record.config.commits:
+            told += f"; last commit {f'step {last.step}' if last else 'none'}"
+        self.report(told)
         await self._slices.note_egress(spec.attempt)
         doubt = await weigh(self.record, self.log, self._slices.quarantine)
         self._in_repair = verdict.slice_recovers

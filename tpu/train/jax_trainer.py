@@ -57,7 +57,7 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
 
     shardings = state_shardings(mesh, state, training.shard_parameters)
     state, data = place(seg.restore(state), shardings), place(data, replicated(mesh))
-    _say(f"at step {seg.step} of {seg.last_step}, on {mesh.size} devices of {seg.num_processes} hosts")
+    _say(f"at step {seg.step} of {seg.last_step}, on {mesh.size} device(s) of {seg.num_processes} host(s)")
     _follow(seg, training, program, state, data)
     publishing.wait(PUBLISH_DEADLINE_S)
     cache.close()
