@@ -1,7 +1,7 @@
 # tpu-relay. `make help` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-xla train up down status test test-xla lint bench ui clean
+.PHONY: help setup setup-xla train up down status test test-xla lint bench ui pictures clean
 
 # The first Python of 3.11 or newer; or name one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -74,6 +74,9 @@ bench: $(READY) $(if $(filter xla,$(BENCH)),$(READY_XLA)) ## Measure against a p
 
 ui: $(READY) ## Look at the runs of `make train` in the Prefect UI (Ctrl-C ends it)
 	@$(BIN)/python -m deployments.demo --ui
+
+pictures: $(READY) ## Make the pictures of the README anew: a run in the Prefect UI, photographed in Chromium (about 5 minutes)
+	@$(BIN)/python -m deployments.pictures
 
 clean: ## Remove what the demo left in .relay; the environment stays
 	rm -rf .relay

@@ -15,7 +15,7 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from tests.deployments.browser import CHROMIUM, page
+from deployments.browser import CHROMIUM, page
 from tpu.runs.controller import process_start
 
 ROOT = Path(__file__).parents[2]

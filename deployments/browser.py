@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import itertools
 import json
@@ -17,6 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WAIT_S = 60.0
+# A page is still when so many looks in a row, so far apart, show the same; some never are.
+LOOKS, LOOK_S, STILL_S = 4, 0.5, 10.0
 
 
 class Page:
@@ -50,6 +53,25 @@ class Page:
                 if value := await self.evaluate(script):
                     return value
                 await asyncio.sleep(0.2)
+
+    async def go(self, url: str) -> None:
+        await self.call("Page.navigate", url=url)
+
+    async def picture(self, width: int, height: int) -> bytes:
+        """What a window of this size shows, as PNG, once nothing moves any more, or STILL_S later."""
+        await self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        same, last, end = 0, b"", time.monotonic() + STILL_S
+        while same < LOOKS and time.monotonic() < end:
+            await asyncio.sleep(LOOK_S)
+            now = base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
+            same, last = (same + 1, last) if now == last else (0, now)
+        return last
 
     async def click(self, text: str) -> None:
         """Click the button of this text once it is there."""
