@@ -271,6 +271,39 @@ def export(source: RunAtStep, to: Annotated[Path, typer.Option(help="folder")] =
 
 
 @app.command()
+def evaluate(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="RUN[@STEP]", help="a run, or the step of one of its checkpoints")
+    ],
+    every: Annotated[bool, typer.Option("--all", help="all checkpoints of the run, not the newest")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="also what was evaluated before; the new figures are kept")
+    ] = False,
+) -> None:
+    """Evaluate checkpoints on this machine with the run's own evaluator; exits 1 if one cannot be."""
+    from tpu.runs.evaluation import EvaluationFailed, asked_checkpoints, evaluate_checkpoint
+    from tpu.runs.evaluation_table import to_markdown
+    from tpu.runs.terminal_report import print_rendered
+
+    asked = asked_checkpoints(configured_connection().bucket, checkpoint, every)
+    evaluations, failures = {}, {}
+    for step in asked.steps:
+        try:
+            figures = evaluate_checkpoint(asked.record, asked.run_dir, step, _say, again)
+            evaluations[step] = asyncio.run(figures)
+        except EvaluationFailed as error:
+            failures[step] = str(error)
+    text = to_markdown(asked.record.config.name, evaluations, failures)
+    if sys.stdout.isatty():
+        print_rendered(text, "", sys.stdout)
+    else:
+        print(text)
+    if failures:
+        print(f"relay: {len(failures)} of {len(asked.steps)} could not be evaluated", file=sys.stderr)
+        sys.exit(1)
+
+
+@app.command()
 def verify(run: RunName) -> None:
     """Check every byte of all checkpoints; exits 1 if one is damaged."""
     from tpu.checkpoint.fence import load_fence

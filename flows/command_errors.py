@@ -14,6 +14,7 @@ from tpu.hosts.identity import IdentityError
 from tpu.hosts.route import RouteError
 from tpu.runs.config import RunConfigError
 from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
+from tpu.runs.evaluation import InvalidCheckpointName, NoEvaluator
 from tpu.runs.event_log import MalformedEvent
 from tpu.runs.logs import NoLog
 from tpu.runs.record import MalformedRecord, RunNameTaken, RunNotFound, TooFewSteps
@@ -31,7 +32,7 @@ PROBLEM, WRONG_USAGE = 1, 2
 
 _WRONG_USAGE = (
     ConnectionSettingsError, RunConfigError, RunNotFound, RunNameTaken, TooFewSteps, NoSuchCheckpoint, NoSuchHost,
-    NoLog, RouteError, TextNotFoundError, PoolSettingsError, UnknownAcceleratorType,
+    NoLog, RouteError, TextNotFoundError, PoolSettingsError, UnknownAcceleratorType, InvalidCheckpointName, NoEvaluator,
 )  # fmt: skip
 PROBLEMS = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,

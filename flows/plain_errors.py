@@ -13,6 +13,7 @@ from prefect.context import TaskRunContext
 
 from tasks.provision import AS_OFTEN_AS_ALLOWED
 from tasks.secrets import SecretTooShort
+from tpu.checkpoint.digest import NoSuchCheckpoint
 from tpu.checkpoint.fence import FenceContended, MalformedFence
 from tpu.checkpoint.objects import BucketUnusable
 from tpu.checkpoint.retry import StorageUnavailable
@@ -24,10 +25,10 @@ from tpu.runs.config import RunConfigError
 from tpu.runs.controller import ControllerLost, MalformedController, RunIsDriven
 from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import AttemptEnded
-from tpu.runs.evaluation import EvaluationFailed
+from tpu.runs.evaluation import EvaluationFailed, InvalidCheckpointName, NoEvaluator
 from tpu.runs.event_log import MalformedEvent
 from tpu.runs.opening import ForkUnfinished, NoSuchSecret
-from tpu.runs.record import MalformedRecord, RunNameTaken
+from tpu.runs.record import MalformedRecord, RunNameTaken, RunNotFound
 from tpu.runs.sync import SyncError
 from tpu.runs.tenure import StopRequested
 from tpu.runs.trouble import SliceLost
@@ -44,6 +45,7 @@ EXPECTED = (
     MalformedFence, MaxCostReached, MalformedShared, SharedContended, SliceLost,
     HostUnreachable, SyncError, FenceContended, LeaseContended, MalformedLease, PoolSettingsError,
     NoSuchPool, RunConfigError, NoSuchSecret, ForkUnfinished, StorageUnavailable, TextNotFoundError,
+    InvalidCheckpointName, NoEvaluator, NoSuchCheckpoint, RunNotFound,
 )  # fmt: skip
 
 

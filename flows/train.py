@@ -30,22 +30,24 @@ from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
 
+NO_CHANGES: dict[str, Any] = {}
+
 
 @flow(name="train", flow_run_name="{run.name}")
 async def train(
     run: RunConfig,
-    take_over: bool = False,
-    changes: dict[str, Any] | None = None,
+    changes: dict[str, Any] = NO_CHANGES,
     fresh_name: bool = False,
+    take_over: bool = False,
 ) -> dict[str, Any] | State[Any]:
     """Train one run on preemptible TPU slices.
 
     Args:
-        run: what to train, how far, on which slice.
-        take_over: take the run from a driver that is still alive.
-        changes: fields to change in `run`, such as {"training.seed": 3, "slice.zone": "us-east5-a"}.
-        fresh_name: add this flow run's id to the run's name, so that every start is a run of its own. Without it a
+        run: What to train, how far, on which slice.
+        changes: Fields to change in `run`, such as {"training.seed": 3, "slice.zone": "us-east5-a"}.
+        fresh_name: Add this flow run's id to the run's name, so that every start is a run of its own. Without it a
             second start of the same name goes on with the first one's run.
+        take_over: Take the run from a driver that is still alive.
 
     Returns:
         The report's figures: verdict, parameters' hash, goodput, cost, evaluation. A run that somebody stopped ends in
@@ -56,9 +58,7 @@ async def train(
     with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
         try:
             if changes or fresh_name:
-                values = start_values(
-                    run.model_dump(mode="json"), changes or {}, fresh_name, str(flow_run.id)
-                )
+                values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
                 run = parse_run_config(values)
             return await train_to_the_end(run, take_over, log)
         except EXPECTED as error:
@@ -87,7 +87,7 @@ async def train_to_the_end(
         fleet_told(bucket_of(driver.run_dir), driver.log.events, log),
     ):
         failure: BaseException | None = None
-        evaluations: list[asyncio.Task[dict[str, float]]] = []
+        evaluations: list[asyncio.Task[dict[str, Any]]] = []
         try:
             await driver.take_up()
             await train_all_segments(driver, evaluations)
@@ -122,14 +122,14 @@ def why_it_ends(failure: BaseException | None) -> str:
     return str(failure) or type(failure).__name__
 
 
-async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, float]]]) -> None:
+async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, Any]]]) -> None:
     """Segment after segment; the evaluation of each commit goes on beside the next segment."""
     segments = driver.record.segments
     starts = (driver.record.first_step, *segments)
     for number, (start, stop) in enumerate(zip(starts, segments, strict=False), 1):
         await train_segment(driver, number, start, stop)
         if driver.record.config.evaluates(stop):
-            evaluations.append(asyncio.create_task(evaluate(driver, stop)))
+            evaluations.append(asyncio.create_task(evaluate(driver.record, driver.run_dir, stop)))
 
 
 if __name__ == "__main__":

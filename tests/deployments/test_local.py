@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.browser import CHROMIUM, page
@@ -72,6 +73,9 @@ async def test_a_run_by_command(folder: Path):
     said = (await asked.communicate())[0].decode()
     parameters = await completed(UUID(re.findall(r"UUID: (\S+)", said)[0]))
     assert parameters["run"]["steps"] == 40  # type: ignore[index]
+    name = parameters["run"]["name"]  # type: ignore[index]
+    judged = await run_deployment("evaluate/checkpoint", parameters={"checkpoint": name}, timeout=0)
+    assert (await completed(judged.id))["checkpoint"] == name
 
 
 @pytest.mark.slow

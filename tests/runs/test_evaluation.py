@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.runs.conftest import Track, until
+from tpu.checkpoint import files
+from tpu.checkpoint.digest import NoSuchCheckpoint
+from tpu.checkpoint.fence import Commit, Fence, update_fence
 from tpu.runs import evaluation
-from tpu.runs.evaluation import EvaluationFailed, evaluate_checkpoint, load_evaluation
+from tpu.runs.code import pack
+from tpu.runs.evaluation import (
+    EvaluationFailed,
+    InvalidCheckpointName,
+    NoEvaluator,
+    asked_checkpoints,
+    evaluate_checkpoint,
+    load_evaluation,
+)
+from tpu.runs.evaluation_table import to_markdown
+from tpu.runs.record import RunNotFound, code_url
 
 
 async def evaluate(track: Track, name: str, script: str) -> dict[str, float]:
@@ -65,3 +79,68 @@ async def test_an_evaluation_without_an_answer_is_one_clear_error(track: Track, 
 async def test_of_an_endless_output_the_last_line_counts(track: Track):
     script = "yes | head -c 100000000; echo '{\"loss\": 2}'"
     assert await evaluate(track, "talks", script) == {"loss": 2}
+
+
+async def test_what_was_evaluated_is_not_evaluated_again_unless_asked(track: Track):
+    record = track.record("twice", evaluate_command=["/bin/sh", "-c", 'echo "{\\"n\\": $N}"'])
+    run_dir, said = track.directory("twice"), list[str]()
+    answers = []
+    for number, again in ((1, False), (2, False), (3, True)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("N", str(number))
+            answers.append(await evaluate_checkpoint(record, run_dir, 40, said.append, again))
+    assert answers == [{"n": 1}, {"n": 1}, {"n": 3}]
+    assert load_evaluation(run_dir, 40) == {"n": 3}
+
+
+async def test_an_evaluation_starts_in_the_code_of_its_run(track: Track, tmp_path: Path):
+    record = track.record("own-code", evaluate_command=["/bin/sh", "answer.sh"])
+    script = b"echo '{\"answer\": 42}'\n"
+    files.write(
+        code_url(track.directory("own-code"), record.code), pack([("answer.sh", script, False)], "x").data
+    )
+    said: list[str] = []
+    assert await evaluate_checkpoint(record, track.directory("own-code"), 40, said.append) == {"answer": 42}
+    assert said == []
+
+
+def committed(track: Track, name: str, *steps: int) -> None:
+    commits = tuple(Commit(step, 1, "AAAAAA==") for step in steps)
+    update_fence(track.directory(name), lambda _: Fence(1, commits=commits))
+
+
+def test_which_checkpoints_are_meant(track: Track):
+    track.record("icl-3", evaluate_command=["true"])
+    committed(track, "icl-3", 20, 40, 60)
+    for text, every, steps in (
+        ("icl-3", False, (60,)), ("icl-3", True, (20, 40, 60)), (" icl-3@40 ", False, (40,)),
+    ):  # fmt: skip
+        assert asked_checkpoints(track.bucket, text, every).steps == steps
+
+
+def test_what_cannot_be_evaluated_is_one_clear_error(track: Track):
+    track.record("icl-3", evaluate_command=["true"])
+    committed(track, "icl-3", 20)
+    track.record("young", evaluate_command=["true"])
+    track.record("dumb")
+    track.record("foreign", contract=False)
+    for text, every, kind, words in (
+        ("icl-4", False, RunNotFound, "there is no run icl-4 in "),
+        ("icl-3@30", False, NoSuchCheckpoint, "has no checkpoint at step 30; it has: 20"),
+        ("young", False, NoSuchCheckpoint, "young has no checkpoint yet"),
+        ("dumb", True, NoEvaluator, "relay fork dumb@STEP NEW --set evaluate_command="),
+        ("foreign", False, NoEvaluator, "saves by its own means"),
+        ("gs://b/runs/x", False, InvalidCheckpointName, "write a run, such as icl"),
+        ("icl-3@x", False, InvalidCheckpointName, "or one of its checkpoints, such as icl@500"),
+        ("icl-3@20", True, InvalidCheckpointName, "write icl-3 for all of them"),
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            asked_checkpoints(track.bucket, text, every)
+
+
+def test_the_table_has_a_column_a_step_and_says_what_failed():
+    text = to_markdown(
+        "icl", {20: {"loss": 0.5, "step": 20}, 40: {"loss": 0.25, "step": 40}}, {60: "it\nbroke"}
+    )
+    assert "| | step 20 | step 40 |\n| --- | ---: | ---: |\n| loss | 0.5 | 0.25 |" in text
+    assert "**Step 60 could not be evaluated:**\n\n    it\n    broke" in text

@@ -11,6 +11,7 @@ from typing import Any
 
 from tpu.money import dollar_column, in_dollars
 from tpu.runs.config import RunConfig
+from tpu.runs.evaluation_table import table_lines
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
 from tpu.runs.ledger import Holding, Ledger, make_ledger
@@ -19,7 +20,6 @@ from tpu.runs.timeline import Timeline, make_timeline, timeline_picture
 from tpu.slices.names import hosts_in_short
 
 # A table that is wider than this is not read.
-MOST_COLUMNS = 8
 # Of so many attempts that ended early the evidence is shown, the newest.
 MOST_EVIDENCE = 8
 
@@ -321,38 +321,7 @@ def _evidence(report: Report) -> list[str]:
 def _evaluation_lines(report: Report) -> list[str]:
     if not report.evaluations:
         return []
-    flat = {step: _flat(figures) for step, figures in sorted(report.evaluations.items())}
-    last = max(flat)
-    shown = _evenly(list(flat), MOST_COLUMNS)
-    lines = ["## Evaluation", ""]
-    if isinstance(told := flat[last].get("summary"), str):
-        lines += [told, ""]
-    lines += [
-        "| | " + " | ".join(f"step {step}" for step in shown) + " |",
-        "| --- |" + " ---: |" * len(shown),
-    ]
-    for name, value in flat[last].items():
-        if isinstance(value, int | float) and name not in ("step", "attempt", "sequences"):
-            cells = (f"{flat[step][name]:.4g}" if name in flat[step] else "" for step in shown)
-            lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
-def _evenly(steps: list[int], most: int) -> list[int]:
-    """At most `most` of the steps, evenly, the first and the last among them."""
-    if len(steps) <= most:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
-
-
-def _flat(figures: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in figures.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{name}: ")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+    return ["## Evaluation", "", *table_lines(report.evaluations), ""]
 
 
 def _file_lines(report: Report, links: Mapping[str, str]) -> list[str]:
