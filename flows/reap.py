@@ -11,19 +11,21 @@ from prefect import flow, get_run_logger
 from flows.plain_errors import log_plainly
 from tasks.reap import publish_pass, put_in_order, top_up_pools
 
+NO_ZONES: list[str] = []
+
 
 @flow(name="reap", flow_run_name="reap {pool}")
 async def reap(
     pool: str = "all",
     dry_run: bool = False,
-    zones: list[str] | None = None,
+    zones: list[str] = NO_ZONES,
 ) -> dict[str, Any]:
     """Put the project in order: every state and zone, by label.
 
     Args:
-        pool: the pool whose slices are looked at, or all.
-        dry_run: say what would be deleted; change nothing.
-        zones: zones to ask one by one if the cloud does not answer for all of them at once; those of the pools'
+        pool: The pool whose slices are looked at, or all.
+        dry_run: Say what would be deleted; change nothing.
+        zones: Zones to ask one by one if the cloud does not answer for all of them at once; those of the pools'
             leases and settings come on top.
 
     Returns:
@@ -32,7 +34,7 @@ async def reap(
     log_plainly()
     log = get_run_logger()
     only = None if pool == "all" else pool
-    found = await put_in_order(only, tuple(zones or ()), dry_run)
+    found = await put_in_order(only, tuple(zones), dry_run)
     topped_up = [] if dry_run else await top_up_pools(only)
     figures = await publish_pass(found, topped_up)
     for trouble in found.troubles:

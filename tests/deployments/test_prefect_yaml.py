@@ -11,7 +11,10 @@ import pytest
 import yaml
 from prefect import Flow
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import validate
 
+from flows.evaluate import evaluate
+from flows.reap import reap
 from flows.train import train
 from tpu.runs.config import parse_run_config
 
@@ -50,7 +53,41 @@ def test_a_training_is_the_configuration_of_its_name_and_each_start_a_run_of_its
     assert deployment["work_pool"] == {"name": "tpu", "job_variables": {"code": "{{ code.stdout }}"}}
 
 
-def test_what_can_be_filled_into_the_form_says_what_it_is():
-    properties = parameter_schema(train).properties
-    assert set(properties) == {"run", "take_over", "changes", "fresh_name"}
-    assert [name for name, field in properties.items() if not field.get("description")] == []
+FLOWS = [train, evaluate, reap]
+
+
+def fields(flow: Flow[..., Any]) -> dict[str, dict[str, Any]]:
+    """All fields of a flow's form, those of the models inside it too, by where they are."""
+    schema = parameter_schema(flow).model_dump()
+    found: dict[str, dict[str, Any]] = {**schema["properties"]}
+    for model, definition in schema["definitions"].items():
+        found |= {f"{model}.{name}": field for name, field in definition["properties"].items()}
+    return found
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda one: one.name)
+def test_what_can_be_filled_into_the_form_says_what_it_is(flow: Flow[..., Any]):
+    assert [where for where, field in fields(flow).items() if not field.get("description")] == []
+
+
+def test_the_forms_ask_first_for_what_is_wanted_most():
+    assert list(parameter_schema(train).properties) == ["run", "changes", "fresh_name", "take_over"]
+    assert list(parameter_schema(evaluate).properties) == ["checkpoint", "commits", "again"]
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda one: one.name)
+def test_a_field_that_may_be_left_open_is_no_choice_between_something_and_null(flow: Flow[..., Any]):
+    # Where null is an answer of its own (no `tasks` are new ones each time), or leaves out a whole model.
+    meant = {"Icl.tasks", "RunConfig.training", "SliceCandidate.provisioning"}
+    assert {where for where, field in fields(flow).items() if "anyOf" in field} <= meant
+
+
+def test_the_server_takes_a_run_with_all_its_fields_as_well_as_one_with_few():
+    run: dict[str, Any] = {
+        "name": "x",
+        "command": ["true"],
+        "slice": {"candidates": [{"zone": "us-east5-a"}]},
+    }
+    schema = parameter_schema(train).model_dump()
+    for values in (run, parse_run_config(run).model_dump(mode="json")):
+        validate({"run": values}, schema, raise_on_error=True)

@@ -43,7 +43,7 @@ class Optimizer(_Settings):
 class Icl(_Settings):
     """In-context linear regression (Raventós et al. 2023, arXiv 2306.15063)."""
 
-    kind: Literal["icl"] = "icl"
+    kind: Literal["icl"] = Field(default="icl", description="Always icl, for this workload.")
     dimensions: int = Field(default=8, ge=1, description="D, dimensions of a regression task.")
     examples: int = Field(default=16, ge=1, description="K, examples in a sequence.")
     noise_variance: float = Field(default=0.25, gt=0, description="σ², variance of the label noise.")
@@ -51,13 +51,13 @@ class Icl(_Settings):
         default=64, ge=1, description="M, pretraining tasks; none (null) draws a new Gaussian task each time."
     )
     batch: int = Field(default=64, ge=1, description="Sequences a step, over all chips.")
-    model: Transformer = Transformer()
+    model: Transformer = Field(default=Transformer(), description="Size of the transformer.")
 
 
 class ByteLm(_Settings):
     """A byte-level causal language model on text files."""
 
-    kind: Literal["bytelm"] = "bytelm"
+    kind: Literal["bytelm"] = Field(default="bytelm", description="Always bytelm, for this workload.")
     text: list[str] = Field(
         default=["python:pydoc_data.topics"],
         min_length=1,
@@ -68,7 +68,7 @@ class ByteLm(_Settings):
     )
     context: int = Field(default=64, ge=2, description="Bytes a sequence.")
     batch: int = Field(default=32, ge=1, description="Sequences a step, over all chips.")
-    model: Transformer = Transformer()
+    model: Transformer = Field(default=Transformer(), description="Size of the transformer.")
 
 
 Workload = Annotated[Icl | ByteLm, Field(discriminator="kind")]
