@@ -66,10 +66,12 @@ COMMANDS = [
     "extend",
     "fork",
     "export",
+    "evaluate",
     "verify",
     "profile",
     "reap",
     "pool",
+    "preflight",
 ]
 
 
@@ -183,6 +185,25 @@ def test_export_gives_plain_files(shown: Track, terminal: Terminal, tmp_path: Pa
     assert (refused.code, "file" in refused.sentence) == (1, True)
 
 
+def test_evaluate_prints_the_figures_and_what_could_not_be_evaluated(shown: Track, terminal: Terminal):
+    refused = terminal.relay("evaluate", "done")
+    assert (refused.code, refused.sentence.split(":")[0]) == (
+        2, "done has a program of its own and no evaluate_command, so nothing knows how to evaluate it"
+    )  # fmt: skip
+    script = "if [ $RELAY_STEP = 20 ]; then echo broken >&2; exit 1; fi; echo '{\"loss\": 0.5}'"
+    command = json.dumps(["/bin/sh", "-c", script])
+    assert terminal.relay("fork", "done@20", "judged", "--set", f"evaluate_command={command}").code == 0
+    answer = terminal.relay("evaluate", "judged@20")
+    assert answer.code == 1
+    assert (
+        "**Step 20 could not be evaluated:**\n\n    evaluation of step 20 exited 1:\n    broken" in answer.out
+    )
+    assert terminal.relay("fork", "done@40", "judged-well", "--set", f"evaluate_command={command}",
+                          "--set", "steps=60").code == 0  # fmt: skip
+    answer = terminal.relay("evaluate", "judged-well", "--all")
+    assert (answer.code, "| loss | 0.5 |" in answer.out) == (0, True)
+
+
 def test_verify_finds_a_flipped_byte(shown: Track, terminal: Terminal):
     assert terminal.relay("fork", "done@20", "broken", "--set", "seed=1").code == 0
     whole = terminal.relay("verify", "broken")
@@ -231,6 +252,18 @@ def test_extend_and_fork(shown: Track, terminal: Terminal):
     assert (config.max_cost, config.steps) == (None, 55)
     assert terminal.relay("extend", "dear", "--max-cost", "7").code == 0
     assert terminal.relay("stop", "next").out.startswith("stopped: no gang and no slice is left; ")
+
+
+def test_preflight_exits_1_when_something_is_wrong_and_says_what_mends_it(
+    shown: Track, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    ready = terminal.relay("preflight", "--set", "slice.zone=us-central2-b")
+    assert (ready.code, ready.err) == (0, ""), ready.out
+    assert re.search(r"^ok    spot v4-8 in us-central2-b: offered, ", ready.out, re.MULTILINE)
+    lacks = terminal.relay("preflight", "--set", "slice.external_ips=false", "--pool", "tpu")
+    assert lacks.code == 1
+    assert re.search(r"^WRONG settings for spot v4-8 .*TPU_RELAY_SSH_ROUTE", lacks.out, re.MULTILINE)
+    assert re.search(r"^WRONG Prefect server: .*; mend: make up$", lacks.out, re.MULTILINE)
 
 
 def test_reap_says_what_it_would_do_and_does_it(shown: Track, terminal: Terminal):

@@ -1,4 +1,4 @@
-"""The REST form of the API, for what the client library's messages cannot say: flex-start."""
+"""Google's REST APIs: flex-start, which the client library's messages cannot say, and what a preflight asks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from tpu.cloud.errors import CloudError, ErrorKind
 from tpu.connection import Connection
 
-_GOOGLE = "https://tpu.googleapis.com"
 _CODES = {code.name: code for code in grpc.StatusCode}
+# Before the version in the paths of a service.
+_FOLDERS = {"compute": "compute/"}
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
@@ -29,16 +30,16 @@ class RestApi:
     def __init__(self, connection: Connection) -> None:
         """Raises CloudError if there are no credentials, or no address to send them to."""
         if connection.api_endpoint is None:
-            self._url, self._session = _GOOGLE, _google_session()
+            self._local, self._session = None, _google_session()
         elif connection.rest_endpoint is not None:
-            self._url, self._session = connection.rest_endpoint.rstrip("/"), requests.Session()
+            self._local, self._session = connection.rest_endpoint.rstrip("/"), requests.Session()
             self._session.trust_env = False  # no proxy and no .netrc stands between us and a local server
             self._session.headers["Authorization"] = f"Bearer {connection.api_key}"
         else:
             raise CloudError(
                 ErrorKind.BAD_REQUEST,
                 0,
-                "flex-start goes over the REST form of the API, and only the address of the other form is set: "
+                "this goes over the REST form of the API, and only the address of the other form is set: "
                 "set TPU_RELAY_REST_ENDPOINT as well, such as http://127.0.0.1:8080",
                 wanted="connect to the Cloud TPU API",
             )
@@ -47,23 +48,51 @@ class RestApi:
         self._session.close()
 
     async def post(self, path: str, query: Mapping[str, str], body: Any, timeout_s: float) -> Any:
-        """Send a POST request; returns the JSON of the answer.
+        """Send a POST request to the Cloud TPU API; returns the JSON of the answer. Raises as `ask`."""
+        url = self._url("tpu", f"v2alpha1/{path}")
+        return await asyncio.to_thread(self._send, "POST", url, query, body, timeout_s)
+
+    async def ask(
+        self,
+        service: str,
+        verb: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = 10.0,
+    ) -> Any:
+        """Ask a service such as `compute`, by its first name; returns the JSON of the answer.
 
         Raises:
             GoogleAPICallError: refused, or no answer within `timeout_s` seconds.
             GoogleAuthError: the credentials cannot be used.
         """
-        return await asyncio.to_thread(self._post, path, query, body, timeout_s)
+        url = self._url(service, path)
+        return await asyncio.to_thread(self._send, verb, url, query or {}, body, timeout_s)
 
-    def _post(self, path: str, query: Mapping[str, str], body: Any, timeout_s: float) -> Any:
+    async def date(self, timeout_s: float = 10.0) -> str | None:
+        """The time at the Cloud TPU API, as its answers have it, whatever they say. Raises as `ask` if none comes."""
+        url = self._url("tpu", "v2/")
+        return (await asyncio.to_thread(self._request, "GET", url, {}, None, timeout_s)).headers.get("Date")
+
+    def _url(self, service: str, path: str) -> str:
+        """A local server serves all services, each but the Cloud TPU API in a folder of its name."""
+        if self._local is None:
+            return f"https://{service}.googleapis.com/{_FOLDERS.get(service, '')}{path}"
+        return f"{self._local}/{path}" if service == "tpu" else f"{self._local}/{service}/{path}"
+
+    def _request(
+        self, verb: str, url: str, query: Mapping[str, str], body: Any, timeout_s: float
+    ) -> requests.Response:
         try:
-            answer = self._session.post(
-                f"{self._url}/v2alpha1/{path}", params=query, json=body, timeout=timeout_s
-            )
+            return self._session.request(verb, url, params=query, json=body, timeout=timeout_s)
         except requests.Timeout as error:
             raise api_exceptions.DeadlineExceeded(f"no answer within {timeout_s:g} s") from error
         except requests.ConnectionError as error:
             raise api_exceptions.ServiceUnavailable(str(error)) from error
+
+    def _send(self, verb: str, url: str, query: Mapping[str, str], body: Any, timeout_s: float) -> Any:
+        answer = self._request(verb, url, query, body, timeout_s)
         try:
             content = answer.json()
         except ValueError:

@@ -146,6 +146,28 @@ def _add_limits(commands: _Commands) -> None:
     queues = commands.add("queues", _queues, "let a zone know queued resources, or plain nodes only")
     queues.add_argument("zone")
     queues.add_argument("--off", action="store_true", help="plain nodes only")
+    project = commands.add(
+        "project",
+        _project,
+        "set the project up wrongly, for `relay preflight`; without options all is right again",
+    )
+    project.add_argument(
+        "--api-off", action="append", default=[], metavar="API", help="such as tpu.googleapis.com"
+    )
+    project.add_argument(
+        "--missing", action="append", default=[], metavar="PERMISSION", help="such as tpu.nodes.create"
+    )
+    project.add_argument("--os-login", action="store_true", help="OS Login is on, so that keys do not count")
+    project.add_argument(
+        "--ssh-from",
+        action="append",
+        metavar="RANGE",
+        help="who may reach port 22 (none: nobody; all at first)",
+    )
+    project.add_argument("--no-private-access", action="store_true", help="no Private Google Access")
+    project.add_argument(
+        "--clock-ahead", type=float, default=0.0, metavar="SECONDS", help="of the cloud's clock"
+    )
     life = commands.add("life", _life, "set how long preemptible nodes live (a day at first)")
     life.add_argument("seconds", type=float)
     delay = commands.add("delay", _delay, "set how long a node is CREATING")
@@ -282,6 +304,18 @@ def _repair(options: argparse.Namespace) -> None:
 def _queues(options: argparse.Namespace) -> None:
     _client(options).set_queues(options.zone, not options.off)
     print(f"{options.zone} knows {'plain nodes only' if options.off else 'queued resources'} now")
+
+
+def _project(options: argparse.Namespace) -> None:
+    _client(options).set_project(
+        options.api_off,
+        options.missing,
+        options.os_login,
+        ["0.0.0.0/0"] if options.ssh_from is None else [one for one in options.ssh_from if one != "none"],
+        not options.no_private_access,
+        options.clock_ahead,
+    )
+    print("the project is set up so now; `relay preflight` says what is wrong with it")
 
 
 def _life(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -68,6 +68,24 @@ class ControlClient:
     def set_queues(self, zone: str, on: bool) -> None:
         """Let a zone know queued resources (as all do at first), or plain nodes only."""
         self._post("queues", zone=zone, on=on)
+
+    def set_project(
+        self,
+        apis_off: Sequence[str] = (),
+        missing: Sequence[str] = (),
+        os_login: bool = False,
+        ssh_from: Sequence[str] = ("0.0.0.0/0",),
+        private_access: bool = True,
+        clock_ahead_s: float = 0.0,
+    ) -> None:
+        """Set the project up wrongly: APIs that are off, permissions that are missing, who may reach port 22, ….
+
+        What is left out is as it should be. `clock_ahead_s` is how far the cloud's clock is ahead of ours.
+        """
+        self._post(
+            "project", apis_off=list(apis_off), missing=list(missing), os_login=os_login, ssh_from=list(ssh_from),
+            private_access=private_access, clock_ahead_s=clock_ahead_s,
+        )  # fmt: skip
 
     # --- trouble ------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from tpu.emulator.dispatch import method_names
 from tpu.emulator.errors import ApiError, code_number
 from tpu.emulator.faults import Faults
 from tpu.emulator.host_fleet import Host, HostFleet
+from tpu.emulator.project import Project, check_known_apis
 from tpu.emulator.schedule import Schedule
 from tpu.emulator.state import NodeRecord, QueuedRecord, World
 from tpu.emulator.trouble import Trouble
@@ -93,6 +94,17 @@ class NodeState(_Arguments):
     zone: str | None = None
 
 
+class SetUp(_Arguments):
+    """How the project is set up; what is left out is as in one that was made by the book."""
+
+    apis_off: list[str] = []
+    missing: list[str] = []
+    os_login: bool = False
+    ssh_from: list[str] = ["0.0.0.0/0"]
+    private_access: bool = True
+    clock_ahead_s: float = 0.0
+
+
 class FailNext(_Arguments):
     method: str
     code: int | str
@@ -132,6 +144,7 @@ class Control:
             "creation-rate": (PerMinute, self._creation_rate),
             "life": (Seconds, self._seconds("preemptible_life_s")),
             "queues": (Queues, self._queues),
+            "project": (SetUp, self._project),
             "preempt": (PreemptNode, self._preempt),
             "repair": (Repair, self._repair),
             "schedule": (PlanPreemptions, self._plan),
@@ -193,6 +206,18 @@ class Control:
             raise ValueError(f"unknown zone {wanted.zone!r}; known: {', '.join(zones.GENERATIONS)}")
         without = self._world.settings.without_queues
         self._change(without_queues=without - {wanted.zone} if wanted.on else without | {wanted.zone})
+
+    async def _project(self, wanted: SetUp) -> None:
+        check_known_apis(wanted.apis_off)
+        project = Project(
+            frozenset(wanted.apis_off),
+            frozenset(wanted.missing),
+            wanted.os_login,
+            tuple(wanted.ssh_from),
+            wanted.private_access,
+            wanted.clock_ahead_s,
+        )
+        self._change(project=project)
 
     # --- trouble ------------------------------------------------------------------------------------
 

@@ -42,8 +42,17 @@ def method_names() -> frozenset[str]:
 class Dispatcher:
     """All methods by name, for callers that bring the key as a bearer token."""
 
-    def __init__(self, service: TpuService, store: OperationStore, faults: Faults, key: str) -> None:
+    def __init__(
+        self,
+        service: TpuService,
+        store: OperationStore,
+        faults: Faults,
+        key: str,
+        allow: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`allow` refuses methods, by name, that the project may not call."""
         self._faults = faults
+        self._allow = allow
         self._expected = f"Bearer {key}".encode()
         self.methods: dict[str, Method] = {
             name: Method(TPU, messages.request(name), getattr(service, name)) for name in tpu_service.METHODS
@@ -73,6 +82,7 @@ class Dispatcher:
                 API's (code 13) and stands in the log.
         """
         self.check_key(authorization)
+        self._allow(name)
         fault = self._faults.take(name)
         if fault is not None and not fault.after:
             raise fault.error

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
 
-from tpu.emulator import rest_fields, rest_json, rest_routes
+from tpu.emulator import project, rest_fields, rest_json, rest_routes
 from tpu.emulator.dispatch import Dispatcher
 from tpu.emulator.errors import ApiError
+from tpu.emulator.state import Settings
 
-# All that `gcloud compute tpus tpu-vm ssh` asks Compute Engine for: are there SSH keys of the whole project?
-_COMPUTE_PROJECT = re.compile(r"/compute/[^/]+/projects/([^/]+)")
 _FIELDS = ("fields", "$fields")
 _LARGEST_BODY = 4 * 1024 * 1024  # metadata alone may have 512 KB
 
 
-def application(dispatcher: Dispatcher) -> web.Application:
-    """The HTTP application over all methods of a dispatcher."""
+def application(
+    dispatcher: Dispatcher, project_name: str, settings: Callable[[], Settings]
+) -> web.Application:
+    """The HTTP application over all methods of a dispatcher, and the other services of a project."""
 
     async def serve(request: web.Request) -> web.Response:
+        response = await answer(request)
+        if ahead_s := settings().project.clock_ahead_s:
+            response.headers["Date"] = formatdate(time.time() + ahead_s, usegmt=True)
+        return response
+
+    async def answer(request: web.Request) -> web.Response:
         try:
-            return web.json_response(await _answer(dispatcher, request))
+            return web.json_response(await _answer(dispatcher, request, project_name, settings()))
         except ApiError as error:
             status, content = rest_json.write_error(error)
             return web.json_response(content, status=status)
@@ -39,11 +47,17 @@ def application(dispatcher: Dispatcher) -> web.Application:
     return app
 
 
-async def _answer(dispatcher: Dispatcher, request: web.Request) -> dict[str, Any]:
+async def _answer(
+    dispatcher: Dispatcher, request: web.Request, project_name: str, settings: Settings
+) -> dict[str, Any]:
     authorization = request.headers.get("Authorization", "")
     dispatcher.check_key(authorization)
-    if project := _COMPUTE_PROJECT.fullmatch(request.path):
-        return {"kind": "compute#project", "name": project[1], "commonInstanceMetadata": {}}
+    body = _object(await request.read())
+    found = project.answer(
+        settings.project, settings.limits, project_name, request.method, request.path, body
+    )
+    if found is not None:
+        return found
     match = rest_routes.find(request.method, request.path)
     if match is None:
         raise rest_json.not_a_method(request.method, request.path)
@@ -52,7 +66,7 @@ async def _answer(dispatcher: Dispatcher, request: web.Request) -> dict[str, Any
     fields = next((request.query[name] for name in _FIELDS if name in request.query), None)
     fields = fields or request.headers.get("X-Goog-FieldMask")
     selection = rest_fields.parse(fields) if fields else {}
-    message = rest_json.read_request(match, query, _object(await request.read()), method.request_class)
+    message = rest_json.read_request(match, query, body, method.request_class)
     response = await dispatcher.answer(match.route.method, message, authorization)
     return rest_fields.select(selection, rest_json.write_response(match.version, response))
 

@@ -30,6 +30,7 @@ from tpu.emulator.guardian import Guardian
 from tpu.emulator.host_pool import HostPool
 from tpu.emulator.nodes import Nodes
 from tpu.emulator.operations import OperationStore
+from tpu.emulator.project import check_call
 from tpu.emulator.queued import QueuedResources
 from tpu.emulator.simulation_stage import Stage, scripted_stage
 from tpu.emulator.state import Settings, World
@@ -182,14 +183,16 @@ async def _open_cloud(
         stage.begin(nodes)
 
     service = TpuService(project, world, nodes, queued, operations, clock)
-    dispatcher = Dispatcher(service, operations, faults, key)
+    dispatcher = Dispatcher(
+        service, operations, faults, key, lambda method: check_call(world.settings.project, method)
+    )
     api = ApiServer(dispatcher)
     api_port = await api.start()
     stack.push_async_callback(api.stop)
     control = Control(world, trouble, faults, fleet, key, wipe)
     return _Addresses(
         api=f"127.0.0.1:{api_port}",
-        rest=f"http://127.0.0.1:{await _listen(rest.application(dispatcher), stack)}",
+        rest=f"http://127.0.0.1:{await _listen(rest.application(dispatcher, project, lambda: world.settings), stack)}",
         control=f"http://127.0.0.1:{await _listen(control.application(), stack)}",
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpu.emulator import messages
 from tpu.emulator.capacity import Ask, CreationBudget, Limits, Provisioning, Usage, Where
 from tpu.emulator.names import Location
+from tpu.emulator.project import Project
 from tpu.emulator.records import Records
 from tpu.topology import AcceleratorType
 
@@ -34,6 +35,7 @@ class Settings:
     suspend_delay_s: float = 0.1  # how long a queued resource shows SUSPENDING
     preemptible_life_s: float = PREEMPTIBLE_LIFE_SECONDS  # of nodes that become READY from now on
     without_queues: frozenset[str] = frozenset()  # zones that know no queued resources
+    project: Project = field(default_factory=Project)
 
 
 @dataclass(eq=False)
