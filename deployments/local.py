@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from deployments.background import Background
+from deployments.deploy import POOL, deploy_flows, make_work_pool
 from deployments.prefect_server import free_port, settings, wait_until_healthy
 from tpu.emulator.emulator import (
     EmulatorRecord,
@@ -30,11 +31,7 @@ from tpu.worker.processes import end_processes
 from tpu.worker.where import worker_folder
 
 FOLDER = Path(".relay")
-POOL = "tpu"
 PREFECT_PORT = 4200
-ABOUT_POOL = (
-    "Trains on preemptible Cloud TPU slices. What a run leaves open, such as the zone, is taken from here."
-)
 STOP_S, CANCEL_S, WORKER_START_S = 20.0, 90.0, 90.0
 
 
@@ -92,8 +89,8 @@ class Local:
             self._start_server()
         say("deploying the flows of deployments/prefect.yaml")
         os.environ.update(self.environment())
-        asyncio.run(_work_pool())
-        self._prefect("deploy", "--prefect-file", "deployments/prefect.yaml", "--all")
+        asyncio.run(make_work_pool())
+        deploy_flows(self.environment())
         say("starting the worker")
         process = self.worker.start(
             [sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL, "--name", f"worker-{POOL}"],
@@ -115,14 +112,6 @@ class Local:
         )
         self._address.write_text(f"http://127.0.0.1:{port}/api")
         wait_until_healthy(process, f"http://127.0.0.1:{port}/api/health", self.server.log)
-
-    def _prefect(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments], env=self.environment(),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode != 0:
-            raise NotUp(f"prefect {' '.join(arguments)} failed:\n{done.stdout.strip()}")
 
     def down(self) -> None:
         """End all of it: runs first, in order, so that no slice of a real project is left."""
@@ -176,30 +165,6 @@ class Local:
         if not self.own_cloud:
             return f"project {self._given.get('TPU_RELAY_PROJECT') or self._given['GOOGLE_CLOUD_PROJECT']} (yours)"
         return f"emulated, process {record.pid}; its variables: python -m tpu.emulator env" if record else "–"
-
-
-async def _work_pool() -> None:
-    """Make our pool; of one that is there, only renew the form."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-    from prefect.exceptions import ObjectNotFound
-
-    from tpu.worker.template import renewed
-    from tpu.worker.worker import CloudTpuWorker
-
-    template = CloudTpuWorker.get_default_base_job_template()
-    async with get_client() as client:
-        try:
-            pool = await client.read_work_pool(POOL)
-        except ObjectNotFound:
-            await client.create_work_pool(
-                WorkPoolCreate(
-                    name=POOL, type=CloudTpuWorker.type, base_job_template=template, description=ABOUT_POOL
-                )
-            )
-        else:
-            renewal = WorkPoolUpdate(base_job_template=renewed(template, pool.base_job_template))
-            await client.update_work_pool(POOL, renewal)
 
 
 async def _cancel(flow_run_ids: list[str]) -> None:
