@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ async def make_work_pool() -> None:
     """Make our pool; of one that is there, only renew the form."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-    from prefect.exceptions import ObjectNotFound
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
 
     from tpu.worker.template import renewed
     from tpu.worker.worker import CloudTpuWorker
@@ -45,11 +46,12 @@ async def make_work_pool() -> None:
         try:
             pool = await client.read_work_pool(POOL)
         except ObjectNotFound:
-            await client.create_work_pool(
-                WorkPoolCreate(
-                    name=POOL, type=CloudTpuWorker.type, base_job_template=template, description=ABOUT_POOL
-                )
+            pool = WorkPoolCreate(
+                name=POOL, type=CloudTpuWorker.type, base_job_template=template, description=ABOUT_POOL
             )
+            # A slow server may have made it at a first try of the client, of which no answer came.
+            with contextlib.suppress(ObjectAlreadyExists):
+                await client.create_work_pool(pool)
         else:
             renewal = WorkPoolUpdate(base_job_template=renewed(template, pool.base_job_template))
             await client.update_work_pool(POOL, renewal)

@@ -40,10 +40,11 @@ def local(folder: Path, do: str) -> str:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder of a server, an emulator and a worker that run; afterwards nothing of them does."""
     made = tmp_path_factory.mktemp("local")
-    told = local(made, "up")
-    pids = [int(pid) for pid in re.findall(r"process (\d+)", told)]
-    assert len(pids) == 2, told
+    pids: list[int] = []
     try:
+        told = local(made, "up")
+        pids = [int(pid) for pid in re.findall(r"process (\d+)", told)]
+        assert len(pids) == 2, told
         with temporary_settings({PREFECT_API_URL: (made / "background/address").read_text()}):
             yield made
     finally:
