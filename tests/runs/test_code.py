@@ -9,7 +9,16 @@ import pytest
 from tests.runs.conftest import Track
 from tpu.checkpoint import files
 from tpu.runs import code
-from tpu.runs.code import Bundle, CodeError, git_commit, pack, relay_bundle, resolve_code, working_tree
+from tpu.runs.code import (
+    Bundle,
+    CodeError,
+    git_commit,
+    pack,
+    relay_bundle,
+    resolve_code,
+    short_source,
+    working_tree,
+)
 from tpu.runs.config import parse_run_config
 from tpu.runs.launch import requirements_text
 
@@ -183,3 +192,16 @@ def test_requirements_of_a_bundle_that_was_packed_by_tar(tmp_path: Path):
 def test_a_source_that_means_nothing(word: str, tmp_path: Path):
     with pytest.raises(CodeError, match="write working-tree, REPOSITORY@COMMIT or gs://"):
         resolve_code(word, tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (f"/home/me/project@{'ab' * 20}", "project@abababababab…"),
+        (f"https://github.com/me/project@{'ab' * 20}", "https://github.com/me/project@abababababab…"),
+        ("working tree project", "working tree project"),
+        ("gs://b/code.tar.gz", "gs://b/code.tar.gz"),
+    ],
+)
+def test_a_source_in_a_log_is_short(source: str, told: str):
+    assert short_source(source) == told

@@ -44,6 +44,15 @@ class Bundle:
     source: str
 
 
+def short_source(source: str) -> str:
+    """A source for a line of a log or a table: a local repository by its name alone, a commit by its first letters."""
+    found = re.fullmatch(r"(.+)@([0-9a-f]{12})[0-9a-f]{28}", source)
+    if found is None:
+        return source
+    where = found[1] if "://" in found[1] else found[1].rstrip("/").rpartition("/")[2]
+    return f"{where}@{found[2]}…"
+
+
 def pack(entries: Iterable[tuple[str, bytes, bool]], source: str) -> Bundle:
     """Archive (path, content, executable) triples, the same bytes for the same content.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tpu.money import dollar_column, in_dollars
+from tpu.runs.code import short_source
 from tpu.runs.config import RunConfig
 from tpu.runs.evaluation_table import table_lines
 from tpu.runs.event_log import RunEvent
@@ -192,7 +192,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     else:
         yield "command", f"`{_cell(' '.join(config.command or ()))}`"
     yield "configuration (sha256)", f"`{record.hash}`"
-    yield "code", f"{_short_commit(record.code['source'])}, sha256 `{record.code['sha256'][:16]}…`"
+    yield "code", f"{short_source(record.code['source'])}, sha256 `{record.code['sha256'][:16]}…`"
     yield "slice", ", else ".join(map(str, config.slice.choices))
     yield "attempts", f"{len(report.attempts)}"
     if config.commits:
@@ -206,11 +206,6 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "graphs", report.graphs
     if report.mixed:
         yield "mixed", "parts of this run were computed on different chips or library versions"
-
-
-def _short_commit(source: str) -> str:
-    """A commit by its first letters: a wide table is cut off in a narrow page."""
-    return re.sub(r"@([0-9a-f]{12})[0-9a-f]{28}$", r"@\1…", source)
 
 
 def cost_text(ledger: Ledger, max_cost: float | None = None) -> str:

@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Literal
 
 from tpu.hosts.group import HostGroup
-from tpu.runs.code import Bundle
+from tpu.runs.code import Bundle, short_source
 from tpu.runs.config import Environment
 
 UNPACK_S = 300.0
@@ -58,7 +58,9 @@ async def sync_code(
         if not all(name in text.splitlines() for text in listed)
     ]
     for _, bundle in missing:
-        report(f"sync: {bundle.source} ({len(bundle.data) / 1024:.0f} KiB) to {len(listed)} host(s)")
+        report(
+            f"sync: {short_source(bundle.source)} ({len(bundle.data) / 1024:.0f} KiB) to {len(listed)} host(s)"
+        )
     await asyncio.gather(*(_unpack(group, name, bundle) for name, bundle in dict(missing).items()))
     folders = [f"{root}/{name}" for name in names]
     if host_python and requirements is None:
