@@ -36,9 +36,9 @@ class Background:
         """Its process, if that lives: a later process of the same number is another one."""
         try:
             known = json.loads(self._file.read_text())
-        except (FileNotFoundError, ValueError):
+            return known["pid"] if process_start(known["pid"]) == known["started"] != "" else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None
-        return known["pid"] if process_start(known["pid"]) == known["started"] != "" else None
 
     def start(self, command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start it in a session of its own: Ctrl-C in a terminal is not meant for it."""
@@ -48,7 +48,11 @@ class Background:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 start_new_session=True,
             )  # fmt: skip
-        self._file.write_text(json.dumps({"pid": process.pid, "started": process_start(process.pid)}))
+        try:
+            self._file.write_text(json.dumps({"pid": process.pid, "started": process_start(process.pid)}))
+        except BaseException:
+            process.kill()  # nobody would find it again
+            raise
         return process
 
     def stop(self, within_s: float) -> bool:

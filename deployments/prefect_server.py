@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from deployments.postgres import VARIABLE
+
 START_S = 120.0
 
 
@@ -32,8 +34,12 @@ def settings(folder: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, str]]:
+def prefect_server(
+    folder: Path, port: int | None = None, database: str | None = None
+) -> Iterator[dict[str, str]]:
     """Start a server and give the variables under which flows find it; ends it afterwards.
+
+    Its records are in its folder, or in the PostgreSQL of the URL `database`.
 
     Raises:
         RuntimeError: it did not come up; the message names its log.
@@ -53,7 +59,7 @@ def prefect_server(folder: Path, port: int | None = None) -> Iterator[dict[str, 
                 "--port",
                 str(port),
             ],
-            env=os.environ | environment,
+            env=os.environ | environment | ({VARIABLE: database} if database else {}),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -24,12 +24,12 @@ END_S = 600.0  # 2,000 steps of the form's default, and whatever else this machi
 CHANGES = '{"steps": 40, "checkpoints.every": 20, "evaluate": "never"}'
 
 
-def local(folder: Path, do: str) -> str:
+def local(folder: Path, do: str, **variables: str) -> str:
     """What `make up`, `make down` and `make status` run."""
     ours = ("PREFECT_", "TPU_RELAY_", "TPU_EMULATOR_", "STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT")
     done = subprocess.run(
         [sys.executable, "-m", "deployments.local", do, "--folder", folder], cwd=ROOT, text=True, check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith(ours)},
+        env={name: value for name, value in os.environ.items() if not name.startswith(ours)} | variables,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

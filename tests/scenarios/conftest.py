@@ -18,6 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.bench.chaos.warm import WarmStarts, warm_starts
+from deployments.postgres import own_postgres
 from deployments.prefect_server import prefect_server
 from flows.train import train
 from tests.trainers.undisturbed import undisturbed
@@ -44,8 +45,12 @@ WAIT_S = 90.0
 
 @pytest.fixture(scope="session")
 def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """One Prefect server for the whole session."""
-    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
+    """One Prefect server for the whole session; on PostgreSQL with TPU_RELAY_TEST_DB=postgres."""
+    with contextlib.ExitStack() as stack:
+        on_postgres = os.environ.get("TPU_RELAY_TEST_DB") == "postgres"
+        database = stack.enter_context(own_postgres()) if on_postgres else None
+        folder = tmp_path_factory.mktemp("prefect")
+        environment = stack.enter_context(prefect_server(folder, database=database))
         yield environment
         # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
         APILogWorker.drain_all(timeout=10)
