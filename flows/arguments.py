@@ -15,7 +15,6 @@ from prefect import Flow
 from prefect.exceptions import CancelledRun
 from prefect.settings import (
     PREFECT_API_URL,
-    PREFECT_CLIENT_MAX_RETRIES,
     PREFECT_SERVER_ANALYTICS_ENABLED,
     PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS,
     temporary_settings,
@@ -43,6 +42,7 @@ from tpu.slices.preflight import Traffic, settings_problems
 from tpu.slices.request import SliceRequest
 from tpu.topology import AcceleratorType, accelerator_type
 from tpu.train.text import TextNotFoundError
+from tpu.worker.patience import patient_settings
 
 
 def train_from_terminal(train: Flow[..., Any]) -> None:
@@ -111,18 +111,10 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-# A server that is away makes Prefect try again after 2, 4, 8 … s. It gives up after a minute by itself; so often, it
-# waits for eight, and a run that has ended well meanwhile is not failed by a server that restarts slowly.
-SERVER_TRIES = 8
-
-
 def _prefect_server() -> contextlib.AbstractContextManager[Any]:
     """Patience with the Prefect server, and settings for the one that Prefect starts if it is told of no other."""
-    patience: dict[Any, Any] = {
-        PREFECT_CLIENT_MAX_RETRIES: max(SERVER_TRIES, PREFECT_CLIENT_MAX_RETRIES.value())
-    }
     if PREFECT_API_URL.value():
-        return temporary_settings(patience)
+        return temporary_settings(patient_settings())
     print(
         "PREFECT_API_URL is not set: this run gets a Prefect server of its own, which takes some 15 s to start and "
         "ends with it. To see runs in the UI, start a server (`make ui`) and set the variable as it says.",
@@ -132,7 +124,7 @@ def _prefect_server() -> contextlib.AbstractContextManager[Any]:
         PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS: 180,
         PREFECT_SERVER_ANALYTICS_ENABLED: False,
     }
-    return temporary_settings(patience | ephemeral)
+    return temporary_settings({**patient_settings(), **ephemeral})
 
 
 def _refuse_what_cannot_begin(run: RunConfig) -> None:

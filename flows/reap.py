@@ -10,6 +10,7 @@ from prefect import flow, get_run_logger
 
 from flows.plain_errors import log_plainly
 from tasks.reap import publish_pass, put_in_order, top_up_pools
+from tpu.worker.patience import shorten_pauses
 
 NO_ZONES: list[str] = []
 
@@ -32,6 +33,7 @@ async def reap(
         What was deleted, left and in trouble, and the dollars an hour that are saved.
     """
     log_plainly()
+    shorten_pauses()
     log = get_run_logger()
     only = None if pool == "all" else pool
     found = await put_in_order(only, tuple(zones), dry_run)

@@ -29,6 +29,7 @@ from tpu.runs.record import bucket_of
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
+from tpu.worker.patience import shorten_pauses
 
 NO_CHANGES: dict[str, Any] = {}
 
@@ -54,6 +55,7 @@ async def train(
         the state Cancelled, one that has spent its max_cost in MaxCostReached (a kind of Cancelled).
     """
     log_plainly()
+    shorten_pauses()
     log = get_run_logger()
     with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
         try:

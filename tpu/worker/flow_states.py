@@ -12,8 +12,11 @@ from uuid import UUID
 from prefect.client.orchestration import PrefectClient
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 
 READ_S, PAGE = 2.0, 200
+# Prefect Cloud counts requests of a whole account.
+CLOUD_READ_S = 10.0
 
 
 class FlowStates:
@@ -23,6 +26,7 @@ class FlowStates:
         self._client = client
         self._log = log
         self._known: dict[UUID, State | None] = {}
+        self._pause_s = CLOUD_READ_S if get_current_settings().connected_to_cloud else READ_S
 
     @contextlib.contextmanager
     def watching(self, flow_run_id: UUID) -> Iterator[None]:
@@ -40,13 +44,15 @@ class FlowStates:
         trouble = False
         while True:
             try:
-                await self._read()
+                with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):  # it is asked again soon
+                    await self._read()
                 trouble = False
             except Exception as error:
                 if not trouble:
-                    self._log.warning("the Prefect server does not tell the states of flow runs: %s", error)
+                    why = str(error) or type(error).__name__
+                    self._log.warning("the Prefect server does not tell the states of flow runs: %s", why)
                 trouble = True
-            await asyncio.sleep(READ_S)
+            await asyncio.sleep(self._pause_s)
 
     async def _read(self) -> None:
         wanted = list(self._known)

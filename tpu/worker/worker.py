@@ -16,12 +16,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import anyio.abc
+import httpx
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import temporary_settings
 from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
@@ -30,6 +32,7 @@ from tpu.worker.fate import Seen, act, end, unwanted
 from tpu.worker.flow_states import FlowStates
 from tpu.worker.output import Output
 from tpu.worker.parameters import run_name, run_parameters
+from tpu.worker.patience import passes, patient_settings, shorten_pauses
 from tpu.worker.process_record import FlowFolder, FlowRecord, orphaned_records
 from tpu.worker.processes import MARK, end_processes, flow_processes
 from tpu.worker.template import CloudTpuConfiguration, CloudTpuVariables
@@ -38,8 +41,8 @@ from tpu.worker.where import worker_folder
 LOOK_S = 1.0
 # Tries to leave nothing of a run, and the longest pause between two; then it is the reaper's.
 TRIES, LONGEST_PAUSE_S = 20, 120.0
-# So often the client asks a server that is away or answers 429 or 503, at growing intervals: some eight minutes.
-SERVER_TRIES = "8"
+# So long a look for work may take; what it waits for is said then.
+ASK_S = 60.0
 
 
 class CloudTpuResult(BaseWorkerResult):
@@ -58,6 +61,9 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
     )
 
     async def setup(self) -> None:
+        shorten_pauses()
+        self._exit_stack.enter_context(temporary_settings(patient_settings()))
+        self._server_answers = True
         await super().setup()
         self._folder = worker_folder(self._work_pool_name)
         self._states = FlowStates(self.client, self._logger)
@@ -65,6 +71,47 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         self._runs_task_group.start_soon(self._states.keep_reading)
         for record in orphaned_records(self._folder):
             self._runs_task_group.start_soon(self._take_up, record)
+
+    async def get_and_submit_flow_runs(self) -> list[FlowRun]:
+        """Look for work. Prefect's own loop ends the worker on a 429, or when the server is away for a while."""
+        found: list[FlowRun] = []
+        async with self._whatever_the_server_does():
+            found = await super().get_and_submit_flow_runs()
+        return found
+
+    async def sync_with_backend(self) -> None:
+        """Say that the worker lives, and hear of changes of its pool; as above."""
+        async with self._whatever_the_server_does():
+            await super().sync_with_backend()
+
+    @contextlib.asynccontextmanager
+    async def _whatever_the_server_does(self) -> AsyncIterator[None]:
+        """What the server does not take now is tried again the next time."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                yield
+        except (httpx.HTTPError, TimeoutError) as error:
+            if not passes(error):
+                raise
+            if self._server_answers:
+                why = str(error) or f"no answer in {ASK_S:.0f} s"
+                self._logger.warning("the Prefect server is asked again and again, since: %s", why)
+            self._server_answers = False
+        else:
+            if not self._server_answers:
+                self._logger.info("the Prefect server answers again")
+            self._server_answers = True
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        """What cannot be submitted now is found again at the next look; an error here would end the worker."""
+        try:
+            await super()._submit_run(flow_run)
+        except Exception as error:
+            self.get_flow_run_logger(flow_run).warning("it is not submitted yet: %s", error)
+            self._submitting_flow_run_ids.discard(flow_run.id)
+            self._release_limit_slot(flow_run.id)
+            if self._cancelling_observer is not None:
+                self._cancelling_observer.remove_in_flight_flow_run_id(flow_run.id)
 
     async def run(
         self,
@@ -176,18 +223,28 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                 log.warning(
                     "the processes of the flow run were killed: it is started again and takes its gang up"
                 )
-                await self.client.set_flow_run_state(flow_run.id, AwaitingRetry(), force=True)
+                await self._tell(flow_run, AwaitingRetry())
             return 0
         await self._leave_nothing(folder, record, environment, log)
         if verdict == "cancelled":
-            await self.client.set_flow_run_state(
-                flow_run.id, Cancelled(message="Cancelled; nothing of it is left."), force=True
-            )
+            await self._tell(flow_run, Cancelled(message="Cancelled; nothing of it is left."))
         elif verdict == "crashed":
-            await self.client.set_flow_run_state(
-                flow_run.id, Crashed(message="The processes of the flow run were killed."), force=True
-            )
+            await self._tell(flow_run, Crashed(message="The processes of the flow run were killed."))
         return 0
+
+    async def _tell(self, flow_run: FlowRun, state: State) -> None:
+        """Set a state, however long the server takes to hear it."""
+        while True:
+            try:
+                await self.client.set_flow_run_state(flow_run.id, state, force=True)
+                return
+            except ObjectNotFound:
+                return
+            except Exception as error:
+                self._logger.warning(
+                    "flow run %s is not yet known to be %s: %s", flow_run.id, state.name, error
+                )
+                await asyncio.sleep(LONGEST_PAUSE_S / 8)
 
     async def _read(self, flow_run: FlowRun) -> tuple[FlowRun, list[State]] | None:
         """The flow run and its states, the newest last; None if it was deleted."""
@@ -244,7 +301,7 @@ def _environment(
     """The environment of a flow run's processes."""
     environment = {
         **os.environ,
-        "PREFECT_CLIENT_MAX_RETRIES": SERVER_TRIES,
+        **{setting.name: str(value) for setting, value in patient_settings().items()},
         **{name: value for name, value in configuration.env.items() if value is not None},
         **configuration.connection_environment(),
         MARK: str(flow_run.id),
