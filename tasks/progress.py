@@ -7,60 +7,97 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
+from prefect.settings import get_current_settings
 
 from tpu.hosts.address import HostAddress
 from tpu.runs.config import RunConfig
 
-# The server stores every update and log line, so a long run tells less often: in the first minute every 3 s, after
-# an hour every 3 minutes, at last every 5.
-FIRST_PAUSE_S, LONGEST_PAUSE_S, PAUSE_SHARE = 3.0, 300.0, 0.05
+
+@dataclass(frozen=True)
+class Rates:
+    """How much the Prefect server hears of one run: it stores each line and each update, and Prefect Cloud takes so
+    many a minute of a whole account and answers 429 above. The whole log is in the bucket."""
+
+    lines_at_once: float
+    lines_a_second: float
+    first_pause_s: float
 
 
-def pause_s(elapsed_s: float) -> float:
+OWN_SERVER = Rates(lines_at_once=500, lines_a_second=20, first_pause_s=3)
+# Twenty runs whose programs print without end stay below 500 lines a minute, those of the smallest account.
+PREFECT_CLOUD = Rates(lines_at_once=50, lines_a_second=0.35, first_pause_s=15)
+# A long run tells of its progress less often: after an hour every 3 minutes, at last every 5.
+LONGEST_PAUSE_S, PAUSE_SHARE = 300.0, 0.05
+LAST_LINES, EBB_S = 50, 2.0
+
+
+def rates() -> Rates:
+    return PREFECT_CLOUD if get_current_settings().connected_to_cloud else OWN_SERVER
+
+
+def pause_s(elapsed_s: float, first_s: float) -> float:
     """Seconds between two progress lines when a run has gone on for `elapsed_s`."""
-    return min(max(FIRST_PAUSE_S, elapsed_s * PAUSE_SHARE), LONGEST_PAUSE_S)
+    return min(max(first_s, elapsed_s * PAUSE_SHARE), LONGEST_PAUSE_S)
 
 
-# Of what a program prints Prefect gets so many lines at once and so many a second: the server stores each, and a flow
-# that is behind with them would see commits and exits late. The whole log is in the bucket.
-LINES_AT_ONCE, LINES_A_SECOND, LAST_LINES, EBB_S = 500.0, 20.0, 50, 2.0
+class Room:
+    """Lines that all hosts of a run may say: so many at once and so many a second."""
+
+    def __init__(self, told: Rates, now: Callable[[], float] = time.monotonic) -> None:
+        self._told, self._now = told, now
+        self._lines, self._at = told.lines_at_once, now()
+
+    def wait_s(self, lines: int) -> float:
+        """Seconds until there is room for so many lines; 0 if there is."""
+        now = self._now()
+        self._lines = min(
+            self._told.lines_at_once, self._lines + (now - self._at) * self._told.lines_a_second
+        )
+        self._at = now
+        return max(0.0, min(lines, self._told.lines_at_once) - self._lines) / self._told.lines_a_second
+
+    def take(self, lines: int) -> None:
+        self._lines -= lines
 
 
 class LineTap:
-    """Lets so many lines of one host pass; of a flood, the last ones come once it ebbs, with the number left out."""
+    """Lets lines of one host pass while there is room; of a flood, the last ones come once it ebbs, with the number
+    left out."""
 
-    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, say: Callable[[str], None], room: Room) -> None:
         self._say = say
-        self._now = now
-        self._room, self._at = LINES_AT_ONCE, now()
+        self._room = room
         self._held: deque[str] = deque(maxlen=LAST_LINES)
         self._flood = 0
 
     def line(self, text: str) -> bool:
-        """Take a line; True if it is held back and `ebb` is to be called in a second or so."""
-        now = self._now()
-        self._room = min(LINES_AT_ONCE, self._room + (now - self._at) * LINES_A_SECOND)
-        self._at = now
-        if not self._flood and self._room >= 1:
-            self._room -= 1
+        """Take a line; True if it is held back and `ebb` is to be called once there is room."""
+        if not self._flood and self._room.wait_s(1) == 0:
+            self._room.take(1)
             self._say(text)
             return False
         self._flood += 1
         self._held.append(text)
         return True
 
+    def wait_s(self) -> float:
+        """Seconds until there is room for what is held back."""
+        return self._room.wait_s(len(self._held) + 1)
+
     def ebb(self) -> None:
         """Say what is held back."""
+        self._room.take(len(self._held) + 1)
         if left_out := self._flood - len(self._held):
             self._say(f"… {left_out:,} lines are left out here; `relay logs` shows all of them")
         for text in self._held:
             self._say(text)
         self._held.clear()
-        self._flood, self._room = 0, 0.0
+        self._flood = 0
 
 
 class Progress:
@@ -73,25 +110,33 @@ class Progress:
         self._began = self._updated = time.monotonic()
         self._first: tuple[float, int] | None = None
         self._update: asyncio.Task[None] | None = None
+        self._rates = rates()
+        self._room = Room(self._rates)
         self._taps: dict[int, LineTap] = {}
         self._ebbs: dict[int, asyncio.TimerHandle] = {}
 
     def on_log(self, host: HostAddress, line: str) -> None:
         index = host.index
         if index not in self._taps:
-            self._taps[index] = LineTap(lambda text: self._log.info("w%d | %s", index, text))
+            self._taps[index] = LineTap(lambda text: self._log.info("w%d | %s", index, text), self._room)
         if self._taps[index].line(line) and index not in self._ebbs:
-            self._ebbs[index] = asyncio.get_running_loop().call_later(EBB_S, self._ebb, index)
+            self._ebb_in(EBB_S, index)
+
+    def _ebb_in(self, seconds: float, index: int) -> None:
+        self._ebbs[index] = asyncio.get_running_loop().call_later(seconds, self._ebb, index)
 
     def _ebb(self, index: int) -> None:
+        if (wait_s := self._taps[index].wait_s()) > 0:
+            self._ebb_in(wait_s, index)
+            return
         del self._ebbs[index]
         self._taps[index].ebb()
 
     def say_held(self) -> None:
         """Say now what of a flood of lines is held back."""
         for index in list(self._ebbs):
-            self._ebbs[index].cancel()
-            self._ebb(index)
+            self._ebbs.pop(index).cancel()
+            self._taps[index].ebb()
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None:
         if host.index != 0:
@@ -117,7 +162,7 @@ class Progress:
         self._first = self._first or (now, record["step"])
         busy = self._update is not None and not self._update.done()
         last = record["step"] >= self._run.steps
-        if not last and (busy or now - self._updated < pause_s(now - self._began)):
+        if not last and (busy or now - self._updated < pause_s(now - self._began, self._rates.first_pause_s)):
             return
         self._updated = now
         text = describe(record, self._run.steps, now - self._first[0], record["step"] - self._first[1])
