@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from uuid import UUID
 
 from prefect.client.orchestration import get_client
 from prefect.runtime import flow_run
+
+LISTEN_S, INIT = 10.0, 1
 
 STILL_CLEANING_UP = (
     "still cleaning up: slices cost money until the cloud says that they are gone. Ctrl-C once more leaves them; "
@@ -73,6 +76,29 @@ def cancelled_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.asynccontextmanager
+async def cancelled_without_worker() -> AsyncIterator[None]:
+    """While whoever started this process is dead, ask Prefect from time to time whether the flow run is cancelled.
+
+    The worker hears that for its flow runs, but one that is down hears nothing. A cancellation goes the way of SIGTERM.
+    """
+    parent = os.getppid()
+
+    async def listen() -> None:
+        while True:
+            await asyncio.sleep(LISTEN_S)
+            orphaned = parent == INIT or os.getppid() != parent
+            if orphaned and await cancelled_in_prefect():
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    listener = asyncio.create_task(listen())
+    try:
+        yield
+    finally:
+        listener.cancel()
 
 
 async def cancelled_in_prefect() -> bool:

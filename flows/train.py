@@ -12,7 +12,12 @@ from prefect.states import Cancelled, Failed
 
 from flows.arguments import train_from_terminal
 from flows.plain_errors import EXPECTED, log_plainly
-from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
+from flows.signals import (
+    cancelled_by_sigterm,
+    cancelled_in_prefect,
+    cancelled_without_worker,
+    patient_with_ctrl_c,
+)
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
 from tasks.fleet import fleet_told
@@ -24,6 +29,7 @@ from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.controller import ControllerLost, this_process
 from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import AttemptEnded, RunDriver
+from tpu.runs.nothing_left import say_nothing_left
 from tpu.runs.opening import open_run
 from tpu.runs.record import bucket_of
 from tpu.runs.starting import start_values
@@ -62,7 +68,8 @@ async def train(
             if changes or fresh_name:
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
                 run = parse_run_config(values)
-            return await train_to_the_end(run, take_over, log)
+            async with cancelled_without_worker():
+                return await train_to_the_end(run, take_over, log)
         except EXPECTED as error:
             # The state's message is what the UI shows first: the sentence, and not how Prefect came by it.
             return Failed(message=str(error), data=error)
@@ -98,6 +105,7 @@ async def train_to_the_end(
         except BaseException as error:
             failure = error
         await unbroken(clean_up(driver, why_it_ends(failure)))
+        say_nothing_left()
         progress.say_held()
         if isinstance(failure, asyncio.CancelledError):
             for evaluation in evaluations:

@@ -18,6 +18,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.bench.chaos.warm import WarmStarts, warm_starts
+from deployments.bench.worker_process import Worker
 from deployments.postgres import own_postgres
 from deployments.prefect_server import prefect_server
 from flows.train import train
@@ -246,6 +247,41 @@ async def lab(
         made = Lab(emulator, prefect_environment)
         yield made
         made.assert_nothing_left()
+
+
+# A secret that the worker of a module, and so every flow of it, has in its environment.
+SECRET_VARIABLE, SECRET = "RELAY_TEST_TOKEN", "hf_5ecret/w0rker+value=="
+
+
+@pytest.fixture(scope="module")
+def worker_of_module(
+    emulator_session: Emulator,
+    prefect_environment: dict[str, str],
+    program_folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> Iterator[Worker]:
+    """One worker for the tests of a module, on a pool of its own. Tests take `worker`."""
+    pool = f"tpu-{os.getpid()}-{request.module.__name__.rpartition('.')[2].replace('_', '-')}"
+    environment = emulator_session.env | prefect_environment | {SECRET_VARIABLE: SECRET}
+    made = Worker(pool, environment, tmp_path_factory.mktemp("worker"), program_folder)
+    with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
+        asyncio.run(made.make_pool())
+        asyncio.run(made.deploy_flow(made.pool, train))
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def worker(lab: Lab, worker_of_module: Worker) -> Iterator[Worker]:
+    """A worker that runs; it is left running for the next test."""
+    if not worker_of_module.alive:
+        worker_of_module.start()
+    yield worker_of_module
+    worker_of_module.kill_all()
+    print(worker_of_module.log.read_text())
 
 
 class Pool:

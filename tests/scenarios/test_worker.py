@@ -1,140 +1,28 @@
-"""Runs that are started as deployments and carried by the worker: ends, cancellations, and a worker that dies."""
+"""Runs that are started as deployments and carried by the worker: ends, failures, secrets, and whatever is killed."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import os
-import signal
 import sys
-import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import FlowRun
-from prefect.deployments import run_deployment
-from prefect.states import Cancelling
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.client.schemas.schedules import RRuleSchedule
+from prefect.types import DateTime
 
+from deployments.bench.worker_process import Worker, is_completed
+from flows.reap import reap
 from flows.train import train
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab
 from tests.scenarios.prefect_record import artifacts, log_with
-from tpu.runs.config import RunConfig
-from tpu.worker.processes import flow_processes
-from tpu.worker.where import worker_folder
-from tpu.worker.worker import CloudTpuWorker
-
-END_S, CANCEL_S = 90.0, 30.0
-
-
-class Worker:
-    """`prefect worker start` for a pool of its own, and runs through it."""
-
-    def __init__(self, lab: Lab, pool: str, folder: Path, program_folder: Path) -> None:
-        self.lab, self.pool, self.log = lab, pool, folder / "worker.log"
-        self.program_folder = program_folder
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        with self.log.open("ab") as output:
-            self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "prefect", "worker", "start", "--pool", self.pool,
-                env=os.environ | self.lab.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"},
-                stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
-            )  # fmt: skip
-
-    async def stop(self, number: signal.Signals = signal.SIGKILL) -> None:
-        assert self.process is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(number)
-        await self.process.wait()
-
-    async def deploy(self) -> None:
-        async with get_client() as client:
-            await client.create_work_pool(
-                WorkPoolCreate(
-                    name=self.pool, type="cloud-tpu",
-                    base_job_template=CloudTpuWorker.get_default_base_job_template(),
-                )
-            )  # fmt: skip
-            await client.create_deployment(
-                await client.create_flow(train), self.pool, work_pool_name=self.pool,
-                entrypoint="flows.train.train",
-                pull_steps=[
-                    {"prefect.deployments.steps.set_working_directory": {"directory": str(self.program_folder)}}
-                ],
-            )  # fmt: skip
-
-    async def submit(self, run: RunConfig) -> UUID:
-        started = await run_deployment(
-            f"train/{self.pool}", parameters={"run": run.model_dump(mode="json", exclude_unset=True)}, timeout=0
-        )  # fmt: skip
-        return started.id
-
-    async def ended(self, flow_run_id: UUID, within_s: float = END_S) -> FlowRun:
-        """The flow run once its state is final and nothing of it is left on this machine."""
-        folder = worker_folder(self.pool) / str(flow_run_id)
-        began = time.monotonic()
-        async with get_client() as client:
-            while time.monotonic() - began < within_s:
-                now = await client.read_flow_run(flow_run_id)
-                over = now.state is not None and now.state.is_final()
-                if over and not folder.exists() and str(flow_run_id) not in flow_processes():
-                    return now
-                await asyncio.sleep(0.2)
-        raise AssertionError(f"{now.state} after {within_s:.0f} s; the worker says:\n{self.log.read_text()}")
-
-
-@pytest.fixture
-async def worker(
-    lab: Lab, tmp_path: Path, program_folder: Path, request: pytest.FixtureRequest
-) -> AsyncIterator[Worker]:
-    """A worker on a pool of its own; whatever it started is gone after the test."""
-    made = Worker(lab, f"tpu-{os.getpid()}-{abs(hash(request.node.name)) % 10**6}", tmp_path, program_folder)
-    await made.deploy()
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.stop()
-        print(made.log.read_text())
-
-
-def is_cancelled(done: FlowRun) -> bool:
-    assert done.state is not None
-    return done.state.is_cancelled()
-
-
-def is_completed(done: FlowRun) -> bool:
-    assert done.state is not None
-    assert done.state.is_completed(), done.state
-    return True
-
-
-async def test_O4_cancelled_in_the_ui_while_training_and_while_provisioning(worker: Worker, lab: Lab):
-    trains = lab.numpy_run("trains", steps=4000, every=20, step_s=0.1)
-    waits = lab.numpy_run("waits", steps=20, every=10)
-    flow_runs = [await worker.submit(trains)]
-    await lab.until(lambda: lab.events(trains.name, "attempt-started"), "an attempt")
-    lab.emulator.set_delay(600)
-    flow_runs.append(await worker.submit(waits))
-    await lab.until(lambda: lab.nodes_in("CREATING"), "a node in creation")
-    await lab.until_step(trains.name, 20)
-    async with get_client() as client:
-        for flow_run in flow_runs:
-            await client.set_flow_run_state(flow_run, Cancelling())  # as the UI does
-        for flow_run in flow_runs:
-            async with asyncio.timeout(CANCEL_S):
-                state = Cancelling()
-                while not state.is_cancelled():
-                    await asyncio.sleep(0.2)
-                    state = (await client.read_flow_run(flow_run)).state or state
-    assert all([is_cancelled(await worker.ended(flow_run)) for flow_run in flow_runs])
-    lab.assert_nothing_left()
-    assert lab.verdicts(trains.name) == ["cancelled"]
+from tpu.checkpoint import files
 
 
 async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_report(
@@ -143,10 +31,10 @@ async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_
     run = lab.numpy_run("bereft", steps=100, every=20, step_s=0.1)
     flow_run = await worker.submit(run)
     await lab.until_step(run.name, 20)
-    await worker.stop()
-    await worker.start()
-    done = await worker.ended(flow_run)
-    assert is_completed(done)
+    worker.stop()
+    worker.start()
+    assert is_completed(await worker.ended(flow_run))
+    done = await worker.flow_run(flow_run)
     assert (done.name, done.parameters["run"]["slice"]["zone"]) == (run.name, "us-central2-b")
     assert "which was restarted" in await log_with(run.name, "which was restarted")
     assert "Finished in state Completed" in worker.log.read_text()
@@ -155,14 +43,162 @@ async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_
     lab.assert_as_undisturbed(run)
 
 
+def kill_flow(worker: Worker, flow_run: UUID) -> None:
+    worker.kill_flow(flow_run)
+
+
+def kill_flow_and_worker(worker: Worker, flow_run: UUID) -> None:
+    worker.stop()
+    worker.kill_flow(flow_run)
+    worker.start()
+
+
 @pytest.mark.slow
-async def test_O1_when_all_processes_are_killed_the_run_goes_on_with_its_gang(worker: Worker, lab: Lab):
-    run = lab.numpy_run("all-killed", steps=200, every=20, step_s=0.1)
+@pytest.mark.parametrize("kill", [kill_flow, kill_flow_and_worker])
+async def test_O1_killed_in_a_segment_the_run_goes_on_with_its_gang(
+    worker: Worker, lab: Lab, kill: Callable[[Worker, UUID], None]
+):
+    run = lab.numpy_run(kill.__name__.replace("_", "-"), steps=150, every=10, step_s=0.1)
     flow_run = await worker.submit(run)
-    await lab.until_step(run.name, 20)
-    lab.kill(list(flow_processes()[str(flow_run)]))
-    done = await worker.ended(flow_run)
-    assert is_completed(done)
-    assert done.run_count == 2
+    await lab.until_step(run.name, 10)
+    kill(worker, flow_run)
+    assert is_completed(await worker.ended(flow_run))
+    assert (await worker.flow_run(flow_run)).run_count == 2
+    # The same gang, so no step was made twice; the same slice.
     assert lab.verdicts(run.name) == ["finished"]
+    assert len(lab.events(run.name, "slice-intended")) == 1
     lab.assert_as_undisturbed(run)
+
+
+@pytest.mark.slow
+async def test_O1_killed_with_its_worker_before_it_began_it_is_started_again(worker: Worker, lab: Lab):
+    run = lab.numpy_run("before-it-began", steps=10, every=10)
+    flow_run = await worker.submit(run)
+    begun = await worker.until_flow_run(flow_run, lambda now: now.infrastructure_pid is not None)
+    assert begun.run_count == 0
+    kill_flow_and_worker(worker, flow_run)
+    assert is_completed(await worker.ended(flow_run))
+    lab.assert_as_undisturbed(run)
+
+
+async def test_O5_one_deployment_triggered_three_times_is_never_one_mixed_run(worker: Worker, lab: Lab):
+    run = lab.numpy_run("again", steps=120, every=20, step_s=0.1)
+    first = await worker.submit(run)
+    await lab.until_step(run.name, 20)
+    same, fresh = await asyncio.gather(worker.submit(run), worker.submit(run, fresh_name=True))
+    refused = await worker.ended(same)
+    assert refused.is_failed()
+    assert "and alive; nothing was changed" in (refused.message or "")
+    assert is_completed(await worker.ended(fresh))
+    assert is_completed(await worker.ended(first))
+    own = run.model_copy(update={"name": f"again-{str(fresh)[:8]}"})
+    for trained in (run, own):
+        assert lab.verdicts(trained.name) == ["finished"]
+        lab.assert_as_undisturbed(trained)
+
+
+RAISES = """
+for i in range(5000):
+    print("flood", i)
+def step():
+    raise ValueError("the loss is not finite")
+step()
+"""
+
+
+async def test_O6_O8_the_users_traceback_ends_the_log_and_the_run_and_leaves_no_slice(
+    worker: Worker, lab: Lab
+):
+    run = lab.numpy_run("raises", command=[sys.executable, "-c", RAISES], contract=False, steps=1,
+                        budget={"user_failure": 1})  # fmt: skip
+    state = await worker.ended(await worker.submit(run))
+    lab.assert_nothing_left()
+    assert state.is_failed()
+    assert "ValueError: the loss is not finite" in (state.message or "")
+    assert lab.verdicts(run.name) == ["user failure"] * 2
+    log = await log_with(run.name, "Finished in state Failed")
+    assert log.count("w0 | Traceback (most recent call last)") == 2
+    assert log.count("w0 | ValueError: the loss is not finite") == 2
+    assert log.count("w0 | flood 4999") == 2  # the last line before
+    assert "2 times user failure, and the budget" in log
+
+
+LEAKS = """
+import json, os, runpy, sys
+print("token", os.environ["API_TOKEN"], "and", os.environ["PASSWORD"])
+print(json.dumps(dict(os.environ)), file=sys.stderr)
+if os.environ["RELAY_ATTEMPT"] == "1":
+    raise ValueError("cannot log in with " + os.environ["PASSWORD"])
+runpy.run_module("tests.trainers.numpy_trainer", run_name="__main__")
+"""
+
+
+async def test_O7_a_secret_of_the_workers_environment_or_of_a_block_is_nowhere_else(worker: Worker, lab: Lab):
+    from prefect.blocks.system import Secret
+
+    password = 'pass"word \\ with $signs'
+    await Secret(value=password).save("o7-worker", overwrite=True)  # type: ignore[misc]
+    run = lab.numpy_run("discreet", steps=20, command=[sys.executable, "-c", LEAKS], step_s=0.1,
+                        secrets={"API_TOKEN": f"env:{SECRET_VARIABLE}", "PASSWORD": "block:o7-worker"})  # fmt: skip
+    flow_run = await worker.submit(run)
+    seen: dict[str, str] = {}
+    while worker.left_of(flow_run) or not (await worker.flow_run(flow_run)).run_count:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            seen[f"command line {path}"] = read(path)
+        seen["cloud"] = json.dumps(lab.emulator.status())
+        # What Prefect puts into the flow's temporary folder is its environment, which it may read anyway.
+        seen |= {str(path): read(path) for path in worker.folder.rglob("*") if "tmp" not in path.parts}
+        await asyncio.sleep(0.05)
+    assert is_completed(await worker.ended(flow_run))
+    assert lab.verdicts(run.name) == ["user failure", "finished"]
+    await log_with(run.name, "w0 | token", "Finished in state Completed")
+    seen["worker's output"] = worker.log.read_text()
+    # All that the server keeps: logs, parameters, job variables, artifacts, events; blocks are encrypted.
+    for path in Path(worker.environment["PREFECT_HOME"]).rglob("*"):
+        seen[str(path)] = read(path)
+    for path in files.filesystem().find(lab.emulator.env["TPU_RELAY_BUCKET"]):
+        seen[path] = files.read(f"gs://{path}").decode(errors="replace")
+    assert any("logs/2/" in url for url in seen)
+    assert any("w0 | token" in text for where, text in seen.items() if "prefect.db" in where)
+    for where, text in seen.items():
+        for secret in (SECRET, password):
+            for form in (secret, json.dumps(secret)[1:-1], json.dumps(json.dumps(secret))[3:-3]):
+                assert form not in text, f"a secret is in {where}"
+
+
+def read(path: Path) -> str:
+    """A file that may go while it is read; empty if it has."""
+    try:
+        return path.read_bytes().decode(errors="replace") if os.access(path, os.R_OK) else ""
+    except OSError:
+        return ""
+
+
+async def test_a_schedule_that_fires_trains_a_run_and_puts_the_project_in_order(worker: Worker, lab: Lab):
+    run = lab.numpy_run("nightly", steps=20, every=10)
+    once = RRuleSchedule(
+        rrule=f"DTSTART:{DateTime.now('UTC').add(seconds=8):%Y%m%dT%H%M%SZ}\nRRULE:FREQ=DAILY;COUNT=1"
+    )
+    schedule = DeploymentScheduleCreate(schedule=once, active=True)
+    values = {"run": run.model_dump(mode="json", exclude_unset=True), "fresh_name": True}
+    deployments = [
+        await worker.deploy_flow(f"{worker.pool}-nightly", train, values, [schedule]),
+        await worker.deploy_flow(f"{worker.pool}-reap", reap, {}, [schedule]),
+    ]
+    for deployment in deployments:
+        (fired,) = await until_fired(deployment)
+        assert is_completed(await worker.ended(fired))
+    name = (await worker.flow_run((await until_fired(deployments[0]))[0])).parameters["run"]["name"]
+    assert name.startswith("nightly-")
+    assert {f"report-{name}", "reaper"} <= {artifact.key for artifact in await artifacts()}
+    lab.assert_as_undisturbed(run.model_copy(update={"name": name}))
+
+
+async def until_fired(deployment: UUID) -> list[UUID]:
+    """The flow runs that a deployment's schedule has made, once there is one."""
+    where = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment]))
+    async with get_client() as client, asyncio.timeout(60):
+        while True:
+            if found := await client.read_flow_runs(flow_run_filter=where):
+                return [run.id for run in found]
+            await asyncio.sleep(0.2)

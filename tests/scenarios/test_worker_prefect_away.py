@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Cancelling
 
+from deployments.bench.worker_process import Worker, is_completed
 from deployments.postgres import own_postgres
 from deployments.prefect_server import free_port, prefect_server
+from flows.train import train
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_proxy import PrefectProxy, prefect_proxy
 from tests.scenarios.prefect_record import log_with, until_task_runs
-from tests.scenarios.test_worker import Worker, is_cancelled, is_completed
 
 SETTLED_S = 180.0
 
@@ -27,14 +25,16 @@ SETTLED_S = 180.0
 @contextlib.asynccontextmanager
 async def working(lab: Lab, api_url: str, folder: Path, program_folder: Path) -> AsyncIterator[Worker]:
     """A worker that finds its server under an address of its own."""
-    own = dataclasses.replace(lab, environment=lab.environment | {"PREFECT_API_URL": api_url})
-    made = Worker(own, f"away-{os.getpid()}-{free_port()}", folder, program_folder)
-    await made.deploy()
-    await made.start()
+    environment = lab.emulator.env | lab.environment | {"PREFECT_API_URL": api_url}
+    made = Worker(f"away-{os.getpid()}-{free_port()}", environment, folder, program_folder)
+    await made.make_pool()
+    await made.deploy_flow(made.pool, train)
+    made.start()
     try:
         yield made
     finally:
-        await made.stop()
+        made.stop()
+        made.kill_all()
         print(made.log.read_text())
 
 
@@ -64,12 +64,10 @@ async def test_O9_a_busy_server_stops_neither_worker_nor_flow_and_nothing_is_los
         await lab.until_step(run.name, run.steps)
         await lab.until(lambda: lab.events(run.name, "slice-deleted"), "the end of its slice")
         await proxy.until_refused("POST /api/artifacts/", tries, SETTLED_S)
-        assert worker.process is not None
-        assert worker.process.returncode is None
+        assert worker.alive
         proxy.open()
-        done = await worker.ended(first, SETTLED_S)
-        assert is_completed(done)
-        assert done.run_count == 1
+        assert is_completed(await worker.ended(first, SETTLED_S))
+        assert (await worker.flow_run(first)).run_count == 1
         assert is_completed(await worker.ended(second, SETTLED_S))
     for step in range(20, run.steps + 1, 20):
         await log_with(run.name, f"committed step {step}")
@@ -111,18 +109,15 @@ async def test_O2_a_restarted_server_finds_the_worker_at_work_and_runs_as_they_a
         await lab.until(lambda: lab.events(ends.name, "slice-deleted"), "the end of its slice")
         before = lab.newest_step(lasts.name)
         async with serving():
-            done = await worker.ended(flow_runs[0], SETTLED_S)
-            assert is_completed(done)
-            assert done.run_count == 1
+            assert is_completed(await worker.ended(flow_runs[0], SETTLED_S))
+            assert (await worker.flow_run(flow_runs[0])).run_count == 1
             await log_with(ends.name, *(f"committed step {step}" for step in range(20, ends.steps + 1, 20)))
             await until_task_runs(ends.name, "segment 1: steps 0-20, attempt 1", "report")
             await lab.until_step(lasts.name, before + 50)
-            async with get_client() as client:
-                await client.set_flow_run_state(flow_runs[1], Cancelling())  # as the UI does
-            assert is_cancelled(await worker.ended(flow_runs[1]))
-            assert worker.process is not None
-            assert worker.process.returncode is None
-            await worker.stop()
+            await worker.cancel(flow_runs[1])
+            assert (await worker.ended(flow_runs[1])).is_cancelled()
+            assert worker.alive
+            worker.stop()
     lab.assert_nothing_left()
     assert lab.verdicts(ends.name) == ["finished"]
     lab.assert_as_undisturbed(ends)

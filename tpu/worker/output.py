@@ -9,11 +9,11 @@ CHUNK_BYTES = 1 << 20
 
 
 class Output:
-    """What was added to a file since the last look."""
+    """What is added to a file from now on."""
 
-    def __init__(self, path: Path, from_start: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = 0 if from_start or not path.exists() else path.stat().st_size
+        self._at = path.stat().st_size if path.exists() else 0
 
     def copy(self) -> None:
         """Write what is new to standard output."""

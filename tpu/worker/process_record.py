@@ -38,6 +38,8 @@ class FlowFolder:
         self.path = pool_folder / flow_run_id
         self.output = self.path / "output.log"
         self.work = self.path / "work"
+        self.scratch = self.path / "tmp"
+        self.nothing_left = self.path / "nothing-left"
 
     def write(self, record: FlowRecord) -> None:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)

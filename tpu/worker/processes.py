@@ -9,6 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 
 MARK = "TPU_RELAY_FLOW_RUN"
+# The module by which Prefect runs a flow.
+ENGINE = "prefect.engine"
 
 
 def flow_processes() -> dict[str, set[int]]:
@@ -21,6 +23,17 @@ def flow_processes() -> dict[str, set[int]]:
                 if variable.startswith(start):
                     found[variable[len(start) :].decode()].add(int(path.parent.name))
     return dict(found)
+
+
+def ask_flow(flow_run_id: str) -> set[int]:
+    """Send SIGTERM to the process that runs the flow, if there is one; what it has started is its own to end."""
+    asked: set[int] = set()
+    for pid in flow_processes().get(flow_run_id, set()) - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            if ENGINE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGTERM)
+                asked.add(pid)
+    return asked
 
 
 def end_processes(flow_run_id: str, number: signal.Signals) -> set[int]:

@@ -16,25 +16,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, cast
+from uuid import UUID
 
 import anyio.abc
 import httpx
-from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
-from prefect.settings import temporary_settings
-from prefect.states import AwaitingRetry, Cancelled, Crashed, Failed
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
 from tpu.runs.config import RunConfigError
-from tpu.worker.fate import Seen, act, end, unwanted
+from tpu.runs.nothing_left import VARIABLE as NOTHING_LEFT
+from tpu.worker.fate import Seen, act, begun, cancelled_unheard, end, unwanted
 from tpu.worker.flow_states import FlowStates
 from tpu.worker.output import Output
 from tpu.worker.parameters import run_name, run_parameters
 from tpu.worker.patience import passes, patient_settings, shorten_pauses
 from tpu.worker.process_record import FlowFolder, FlowRecord, orphaned_records
-from tpu.worker.processes import MARK, end_processes, flow_processes
+from tpu.worker.processes import ENGINE, MARK, ask_flow, end_processes, flow_processes
 from tpu.worker.template import CloudTpuConfiguration, CloudTpuVariables
 from tpu.worker.where import worker_folder
 
@@ -67,6 +69,8 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         await super().setup()
         self._folder = worker_folder(self._work_pool_name)
         self._states = FlowStates(self.client, self._logger)
+        # Until when each flow run is seen to, by its last start or by `_hold`.
+        self._at_work: dict[UUID, asyncio.Event] = {}
         assert self._runs_task_group is not None
         self._runs_task_group.start_soon(self._states.keep_reading)
         for record in orphaned_records(self._folder):
@@ -121,28 +125,52 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
     ) -> CloudTpuResult:
         """Start the flow and return when its processes are gone and nothing of its run is left."""
         started = (task_status or anyio.TASK_STATUS_IGNORED).started
+        while (settling := self._at_work.get(flow_run.id)) is not None:
+            await settling.wait()
+        with self._working_on(flow_run.id):
+            state = (await self.client.read_flow_run(flow_run.id)).state
+            over = state is not None and (state.is_final() or state.is_cancelling())
+            if not over and await self._refused(flow_run, configuration):
+                started("refused")
+                return CloudTpuResult(identifier="refused", status_code=0)
+            record = FlowRecord.of_this_worker(str(flow_run.id), run_name(flow_run.parameters))
+            folder = FlowFolder(self._folder, record.flow_run_id)
+            folder.write(record)  # first: whatever is started is found again
+            if over:
+                started("over")
+                code = await self._settle(flow_run, record, configuration)
+                return CloudTpuResult(identifier="over", status_code=code)
+            output = Output(folder.output)
+            process = await asyncio.to_thread(_start, folder, _environment(folder, configuration, flow_run))
+            started(f"{os.uname().nodename}:{process.pid}")
+            return await self._see_to_the_end(flow_run, record, configuration, output, process)
+
+    @contextlib.contextmanager
+    def _working_on(self, flow_run_id: UUID) -> Iterator[None]:
+        done = self._at_work[flow_run_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._at_work[flow_run_id]
+            done.set()
+
+    async def _refused(self, flow_run: FlowRun, configuration: CloudTpuConfiguration) -> bool:
+        """Complete the parameters; whether they make no run, which is said."""
         try:
             parameters = _parameters(flow_run, configuration)
         except RunConfigError as error:
             self.get_flow_run_logger(flow_run).error("the run cannot be: %s", error)
             await self.client.set_flow_run_state(flow_run.id, Failed(message=str(error)), force=True)
-            started("refused")
-            return CloudTpuResult(identifier="refused", status_code=0)
+            return True
         if parameters != flow_run.parameters:
             await self.client.update_flow_run(flow_run.id, parameters=parameters)
             flow_run.parameters = parameters
-        record = FlowRecord.of_this_worker(str(flow_run.id), run_name(parameters))
-        folder = FlowFolder(self._folder, record.flow_run_id)
-        folder.write(record)  # first: whatever is started is found again
-        process = await asyncio.to_thread(_start, folder, _environment(folder, configuration, flow_run))
-        started(f"{os.uname().nodename}:{process.pid}")
-        return await self._see_to_the_end(flow_run, record, configuration, process)
+        return False
 
     async def _take_up(self, record: FlowRecord) -> None:
         """Watch over a flow run that a dead worker of this machine has started."""
-        FlowFolder(self._folder, record.flow_run_id).write(
-            FlowRecord.of_this_worker(record.flow_run_id, record.run)
-        )
+        record = FlowRecord.of_this_worker(record.flow_run_id, record.run)
+        FlowFolder(self._folder, record.flow_run_id).write(record)
         while True:
             try:
                 flow_run = await self.client.read_flow_run(cast(Any, record.flow_run_id))
@@ -154,9 +182,8 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             except ObjectNotFound:
                 self._logger.warning("flow run %s was deleted; what it started is ended", record.flow_run_id)
                 await asyncio.to_thread(end_processes, record.flow_run_id, signal.SIGKILL)
-                await self._leave_nothing(
-                    FlowFolder(self._folder, record.flow_run_id), record, dict(os.environ), self._logger
-                )
+                await self._leave_nothing(record, dict(os.environ), self._logger)
+                FlowFolder(self._folder, record.flow_run_id).remove()
                 return
             except Exception as error:
                 self._logger.warning("flow run %s cannot be taken up yet: %s", record.flow_run_id, error)
@@ -165,8 +192,11 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         if self._limiter is not None:
             with contextlib.suppress(anyio.WouldBlock, RuntimeError):
                 self._limiter.acquire_on_behalf_of_nowait(flow_run.id)
+        output = Output(FlowFolder(self._folder, record.flow_run_id).output)
+        cut_short = record.flow_run_id not in await asyncio.to_thread(flow_processes)
         try:
-            await self._see_to_the_end(flow_run, record, configuration, None)
+            with self._working_on(flow_run.id):
+                await self._see_to_the_end(flow_run, record, configuration, output, None, cut_short)
         except Exception:
             self._logger.exception("flow run %s is lost from sight", record.flow_run_id)
         finally:
@@ -177,60 +207,118 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         flow_run: FlowRun,
         record: FlowRecord,
         configuration: CloudTpuConfiguration,
+        output: Output,
         process: subprocess.Popen[bytes] | None,
+        cut_short: bool = False,
     ) -> CloudTpuResult:
-        folder = FlowFolder(self._folder, record.flow_run_id)
         with self._states.watching(flow_run.id):
-            await self._watch(flow_run, Output(folder.output, from_start=process is not None), process)
-        code = await self._settle(flow_run, record, configuration, folder)
+            await self._watch(flow_run, output, process)
+        code = await self._settle(flow_run, record, configuration, cut_short)
         return CloudTpuResult(identifier=record.flow_run_id, status_code=code)
 
     async def _watch(
         self, flow_run: FlowRun, output: Output, process: subprocess.Popen[bytes] | None
     ) -> None:
         """Return when no process of the flow run lives; those that a cancellation does not end are killed."""
-        key, since = str(flow_run.id), None
-        log = self.get_flow_run_logger(flow_run)
+        key, log = str(flow_run.id), self.get_flow_run_logger(flow_run)
+        history: list[State] = []
+        since, asked = None, False
         while True:
             # A child that was started this moment has no environment to be known by yet.
             child = process is not None and process.poll() is None
             alive = child or key in await asyncio.to_thread(flow_processes)
             output.copy()
-            if not unwanted(self._states.of(flow_run.id)):
-                since = None
+            history = await self._newer(flow_run, history)
+            if not (history and unwanted(history[-1])):
+                since, asked = None, False
             elif since is None:
                 since = time.monotonic()
-            match act(Seen(alive, None if since is None else time.monotonic() - since)):
+            unwanted_s = None if since is None else time.monotonic() - since
+            match act(Seen(alive, begun(history), unwanted_s)):
                 case "ended":
                     output.copy()
                     return
+                case "ask" if not asked:
+                    asked = bool(await asyncio.to_thread(ask_flow, key))
                 case "kill":
-                    log.warning("the flow did not end when it was cancelled: its processes are killed")
+                    if begun(history):
+                        log.warning("the flow did not end when it was cancelled: its processes are killed")
                     await asyncio.to_thread(end_processes, key, signal.SIGKILL)
             await asyncio.sleep(LOOK_S)
 
+    async def _newer(self, flow_run: FlowRun, history: list[State]) -> list[State]:
+        """The states of a flow run, read again if it has another one now."""
+        state = self._states.of(flow_run.id)
+        if state is None or (history and history[-1].id == state.id):
+            return history
+        # Whatever goes wrong, it is read again at the next look.
+        with contextlib.suppress(Exception), temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            history = await self._history(flow_run.id)
+            if cancelled_unheard(history):
+                message = "It was cancelled before it began."
+                await self.client.set_flow_run_state(flow_run.id, Cancelling(message=message), force=True)
+                history = await self._history(flow_run.id)
+        return history
+
+    async def _history(self, flow_run_id: UUID) -> list[State]:
+        """The states of a flow run, the newest last."""
+        states = await self.client.read_flow_run_states(flow_run_id)
+        return sorted(states, key=lambda state: state.timestamp)
+
     async def _settle(
-        self, flow_run: FlowRun, record: FlowRecord, configuration: CloudTpuConfiguration, folder: FlowFolder
+        self,
+        flow_run: FlowRun,
+        record: FlowRecord,
+        configuration: CloudTpuConfiguration,
+        cut_short: bool = False,
     ) -> int:
         """Say the flow run's last state, and leave nothing of its run unless it goes on; the exit code for Prefect."""
-        log = self.get_flow_run_logger(flow_run)
-        environment = _environment(folder, configuration, flow_run)
+        log, folder = self.get_flow_run_logger(flow_run), FlowFolder(self._folder, record.flow_run_id)
         now = await self._read(flow_run)
-        verdict = end(now and now[1], now[0].run_count if now else 0, configuration.restarts)
+        starts = now[0].run_count if now else 0
+        verdict = end(now and now[1], starts, configuration.restarts, cut_short)
         if verdict in ("again", "again later"):
             folder.remove()
+            folder.write(record)
             if verdict == "again":
                 log.warning(
                     "the processes of the flow run were killed: it is started again and takes its gang up"
                 )
                 await self._tell(flow_run, AwaitingRetry())
+            assert self._runs_task_group is not None
+            self._runs_task_group.start_soon(self._hold, flow_run, record, configuration)
             return 0
-        await self._leave_nothing(folder, record, environment, log)
+        begun_once = now is None or any(state.is_running() for state in now[1])
+        if begun_once and not folder.nothing_left.exists():
+            await self._leave_nothing(record, _environment(folder, configuration, flow_run), log)
         if verdict == "cancelled":
             await self._tell(flow_run, Cancelled(message="Cancelled; nothing of it is left."))
         elif verdict == "crashed":
-            await self._tell(flow_run, Crashed(message="The processes of the flow run were killed."))
+            how = "was killed" if starts else "did not begin: the worker's output has what it said"
+            await self._tell(flow_run, Crashed(message=f"The flow {how}."))
+        folder.remove()
         return 0
+
+    async def _hold(
+        self, flow_run: FlowRun, record: FlowRecord, configuration: CloudTpuConfiguration
+    ) -> None:
+        """Watch over a flow run that waits to be started again: if it is cancelled, nobody else ends its gang."""
+        with self._states.watching(flow_run.id):
+            while True:
+                await asyncio.sleep(LOOK_S)
+                if flow_run.id in self._at_work:
+                    return  # started again, here
+                state = self._states.of(flow_run.id)
+                if self._states.deleted(flow_run.id) or unwanted(state):
+                    break
+                if state is not None and state.type not in (StateType.SCHEDULED, StateType.PENDING):
+                    FlowFolder(self._folder, record.flow_run_id).remove()
+                    return  # started again, by another worker
+        with self._working_on(flow_run.id):
+            try:
+                await self._settle(flow_run, record, configuration)
+            except Exception:
+                self._logger.exception("flow run %s is lost from sight", record.flow_run_id)
 
     async def _tell(self, flow_run: FlowRun, state: State) -> None:
         """Set a state, however long the server takes to hear it."""
@@ -250,9 +338,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """The flow run and its states, the newest last; None if it was deleted."""
         while True:
             try:
-                now = await self.client.read_flow_run(flow_run.id)
-                states = await self.client.read_flow_run_states(flow_run.id)
-                return now, sorted(states, key=lambda state: state.timestamp)
+                return await self.client.read_flow_run(flow_run.id), await self._history(flow_run.id)
             except ObjectNotFound:
                 return None
             except Exception as error:
@@ -261,14 +347,12 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
 
     async def _leave_nothing(
         self,
-        folder: FlowFolder,
         record: FlowRecord,
         environment: Mapping[str, str],
         log: logging.Logger | logging.LoggerAdapter[Any],
     ) -> None:
         """End the gang and delete or give back the slices of a run whose flow is gone, until that is confirmed."""
         if record.run is None:
-            folder.remove()
             return
         for number in range(TRIES):
             ending = await asyncio.create_subprocess_exec(
@@ -279,12 +363,10 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             said = (await ending.communicate())[0].decode(errors="replace").strip().splitlines() or [""]
             if ending.returncode == 0:
                 log.info(said[-1])
-                folder.remove()
                 return
             log.warning("not yet sure that nothing of %s is left: %s", record.run, said[-1])
             await asyncio.sleep(min(5.0 * 2**number, LONGEST_PAUSE_S))
         log.error("what is left of %s is left to the reaper: `relay reap`", record.run)
-        folder.remove()
 
 
 def _parameters(flow_run: FlowRun, configuration: CloudTpuConfiguration) -> dict[str, Any]:
@@ -305,6 +387,9 @@ def _environment(
         **{name: value for name, value in configuration.env.items() if value is not None},
         **configuration.connection_environment(),
         MARK: str(flow_run.id),
+        # What is killed leaves its temporary files behind, and Prefect's hold the flow's environment.
+        "TMPDIR": str(folder.scratch),
+        NOTHING_LEFT: str(folder.nothing_left),
         "PYTHONUNBUFFERED": "1",
     }
     if (credentials := configuration.credentials) is not None:
@@ -324,14 +409,17 @@ def without_mark(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(folder: FlowFolder, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Prefect's own supervisor of one flow run, in a session of its own; it hears of a cancellation by itself.
+    """Prefect's engine for one flow run, in a session of its own.
 
-    It works in an empty folder: a run without `code` takes its program from there, which must not be our own files.
+    Its supervisor (`prefect flow-run execute`) would be a second process of the same size for each run, to do what the
+    worker does for all of them: hear of cancellations and crashes. It works in an empty folder: a run without `code`
+    takes its program from there, which must not be our own files.
     """
     folder.work.mkdir(exist_ok=True)
+    folder.scratch.mkdir(mode=0o700, exist_ok=True)
     with folder.output.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "prefect", "flow-run", "execute"],
+            [sys.executable, "-m", ENGINE],
             env=environment, cwd=folder.work, start_new_session=True, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT,
         )  # fmt: skip
