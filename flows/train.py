@@ -106,7 +106,6 @@ async def train_to_the_end(
             failure = error
         await unbroken(clean_up(driver, why_it_ends(failure)))
         say_nothing_left()
-        progress.say_held()
         if isinstance(failure, asyncio.CancelledError):
             for evaluation in evaluations:
                 evaluation.cancel()  # a person who wants to leave does not wait for them

@@ -132,8 +132,8 @@ class Progress:
         del self._ebbs[index]
         self._taps[index].ebb()
 
-    def say_held(self) -> None:
-        """Say now what of a flood of lines is held back."""
+    def on_end(self) -> None:
+        """Say now what of a flood of lines is held back: the next gang's flood would take its place."""
         for index in list(self._ebbs):
             self._ebbs.pop(index).cancel()
             self._taps[index].ebb()

@@ -35,6 +35,8 @@ class Deaf:
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
 
+    def on_end(self) -> None: ...
+
 
 class Watched:
     """A gang that is followed; `ended` gives how it ended and after how many seconds."""

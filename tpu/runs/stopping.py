@@ -34,6 +34,8 @@ class NoListener:
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
 
+    def on_end(self) -> None: ...
+
 
 async def stop_run(
     connection: Connection, run_dir: str, report: Callable[[str], None], flow_run: str = "stop"

@@ -44,6 +44,10 @@ class Listener(Protocol):
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None: ...
 
+    def on_end(self) -> None:
+        """Nothing more is heard of this gang; another one may follow."""
+        ...
+
 
 class CloudWord(Protocol):
     """What the cloud says of the gang's slice: tpu.slices.monitor.Watch is one."""
@@ -171,6 +175,7 @@ class GangWatch:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._listener.on_end()
         return self.view
 
     async def changed(self, tasks: list[asyncio.Task[None]] | None = None) -> None:
