@@ -1,7 +1,7 @@
 # tpu-relay. `make help` lists what there is.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-xla train up down status test test-xla lint bench ui pictures clean
+.PHONY: help setup setup-xla train sweep up down status test test-xla lint bench ui pictures clean
 
 # The first Python of 3.11 or newer; or name one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
@@ -47,6 +47,9 @@ $(READY_XLA): pyproject.toml | $(READY)
 
 train: $(READY) $(if $(filter xla,$(FRAMEWORK)),$(READY_XLA)) ## Run the main job: a training on emulated TPU slices that survives two preemptions (RUN=icl or bytelm, FRAMEWORK=jax or xla)
 	@$(BIN)/python -m deployments.demo $(RUN) --framework $(FRAMEWORK)
+
+sweep: $(READY) ## Run a sweep: 12 trials on two emulated slices of 4 chips, one of which is preempted; each with the bits of a run alone
+	@$(BIN)/python -m deployments.sweep_demo
 
 up: $(READY) ## Start a Prefect server, an emulated Cloud TPU and a worker in the background, and deploy all flows
 	@$(BIN)/python -m deployments.local up

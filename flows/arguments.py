@@ -98,7 +98,7 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         print(describe(run, _connection()))
         return
     try:
-        with _prefect_server():
+        with prefect_server_at_hand():
             asyncio.run(train(run, take_over=arguments.take_over))
     except CancelledRun as stopped:
         command = f"python -m flows.train --resume {run.name}"
@@ -111,7 +111,7 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         sys.exit(f"{type(error).__name__}: {error}")
 
 
-def _prefect_server() -> contextlib.AbstractContextManager[Any]:
+def prefect_server_at_hand() -> contextlib.AbstractContextManager[Any]:
     """Patience with the Prefect server, and settings for the one that Prefect starts if it is told of no other."""
     if PREFECT_API_URL.value():
         return temporary_settings(patient_settings())

@@ -37,6 +37,9 @@ from tpu.slices.lease_book import LeaseContended
 from tpu.slices.pool_names import NoSuchPool
 from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.sweeps.config import SweepError
+from tpu.sweeps.search import StudyError
+from tpu.sweeps.trial import MalformedTrial
 from tpu.train.text import TextNotFoundError
 
 EXPECTED = (
@@ -46,6 +49,7 @@ EXPECTED = (
     HostUnreachable, SyncError, FenceContended, LeaseContended, MalformedLease, PoolSettingsError,
     NoSuchPool, RunConfigError, NoSuchSecret, ForkUnfinished, StorageUnavailable, TextNotFoundError,
     InvalidCheckpointName, NoEvaluator, NoSuchCheckpoint, RunNotFound,
+    SweepError, StudyError, MalformedTrial,
 )  # fmt: skip
 
 

@@ -15,8 +15,11 @@ from prefect.utilities.schema_tools.validation import validate
 
 from flows.evaluate import evaluate
 from flows.reap import reap
+from flows.sweep import scheduled_name, sweep
 from flows.train import train
 from tpu.runs.config import parse_run_config
+from tpu.sweeps.config import load_sweep, parse_search
+from tpu.sweeps.trial import NAME_LENGTH
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())[
@@ -39,6 +42,25 @@ def test_the_reaper_runs_every_ten_minutes_and_never_twice_at_once():
     assert reaper["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 
+def test_the_server_takes_the_sweeps_of_the_deployments():
+    schema = parameter_schema(sweep).model_dump()
+    for one in DEPLOYMENTS:
+        if one["entrypoint"] == "flows/sweep.py:sweep":
+            validate(one["parameters"], schema, raise_on_error=True)
+
+
+def test_a_sweep_is_the_file_of_its_name_and_a_scheduled_one_is_named_by_its_time():
+    by_hand, nightly = (one for one in DEPLOYMENTS if one["entrypoint"] == "flows/sweep.py:sweep")
+    wanted = load_sweep(ROOT / "deployments/sweeps/icl.yaml")
+    for one in (by_hand, nightly):
+        assert parse_run_config(one["parameters"]["run"]) == wanted.run
+        assert parse_search(one["parameters"]["search"]) == wanted.search
+    assert by_hand["parameters"]["fresh_name"] is True
+    assert "fresh_name" not in nightly["parameters"]
+    assert scheduled_name(wanted.run.name, "261130-020000") == "icl-lr-261130-020000"
+    assert len(scheduled_name("n" * 31, "261130-020000")) == NAME_LENGTH
+
+
 TRAININGS = [one for one in DEPLOYMENTS if one["entrypoint"] == "flows/train.py:train"]
 
 
@@ -53,7 +75,7 @@ def test_a_training_is_the_configuration_of_its_name_and_each_start_a_run_of_its
     assert deployment["work_pool"] == {"name": "tpu", "job_variables": {"code": "{{ code.stdout }}"}}
 
 
-FLOWS = [train, evaluate, reap]
+FLOWS = [train, sweep, evaluate, reap]
 
 
 def fields(flow: Flow[..., Any]) -> dict[str, dict[str, Any]]:
@@ -72,6 +94,9 @@ def test_what_can_be_filled_into_the_form_says_what_it_is(flow: Flow[..., Any]):
 
 def test_the_forms_ask_first_for_what_is_wanted_most():
     assert list(parameter_schema(train).properties) == ["run", "changes", "fresh_name", "take_over"]
+    assert list(parameter_schema(sweep).properties) == [
+        "run", "search", "changes", "fresh_name", "rerun_failed",
+    ]  # fmt: skip
     assert list(parameter_schema(evaluate).properties) == ["checkpoint", "commits", "again"]
 
 

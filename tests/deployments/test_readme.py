@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tpu.runs.config import parse_run_config
+from tpu.sweeps.config import parse_sweep
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,7 +28,7 @@ def test_each_program_is_a_file_of_the_examples(block: str):
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda text: text.splitlines()[0])
 def test_each_configuration_is_one_of_the_examples(block: str):
     shown = yaml.safe_load(block)
-    assert parse_run_config(shown)
+    assert parse_sweep(shown, "sweep") if "parameters" in shown else parse_run_config(shown)
     assert shown in [yaml.safe_load(path.read_text()) for path in EXAMPLES.glob("*.yaml")]
 
 

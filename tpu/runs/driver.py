@@ -257,6 +257,10 @@ class RunDriver:
             return AttemptEnded(verdict, False, f"{verdict.kind.value}: {verdict.reason} ({answer.reason})")
         return AttemptEnded(verdict, True, f"{verdict.kind.value}: {verdict.reason}")
 
+    async def pause(self, seconds: float) -> None:
+        """Wait, but no longer than the run is wanted and ours."""
+        await self._run.tenure.pause(seconds)
+
     async def back_off(self) -> None:
         """Wait before another attempt, longer each time the same verdict came in a row."""
         kinds = charged(self.record, self.log.events)
@@ -434,12 +438,15 @@ class RunDriver:
             await task
         await self._conclude(spec, watch.view, stopped=why)
 
-    async def clean_up(self, why: str) -> None:
-        """End the gang and delete every slice of the run; returns once the cloud confirms."""
+    async def clean_up(self, why: str, keep: bool = False) -> None:
+        """End the gang and delete every slice of the run; returns once the cloud confirms.
+
+        `keep` says that somebody takes the slice at hand next: it is given back to its pool, if it is well.
+        """
         await self._run.tenure.check()
         await self.stop(why)
         if self._slices.slice is not None:
-            await self._slices.part_with(why)
+            await self._slices.part_with(why, keep)
         await self._slices.settle()
         for name in undeleted(self.log.events):
             await self._slices.delete(name, why)

@@ -242,15 +242,15 @@ class Membership:
             await update(self._book, self._pool, name, lambda lease: leases.release(lease, uid, now))
         self._forget(name)
 
-    async def part_with(self, name: str, *, clean: bool, why: str) -> bool:
+    async def part_with(self, name: str, *, clean: bool, why: str, keep: bool = False) -> bool:
         """Give a slice back if it may go on without this run, and return True; False if it is to be deleted now.
 
-        A clean slice goes on if others hold chips of it or want it, or if the pool keeps idle ones. One that is not is
-        taken by nobody any more, and who leaves it last deletes it.
+        A clean slice goes on if others hold chips of it or want it, or if the pool keeps idle ones, or if `keep` says
+        that somebody takes it next. One that is not is taken by nobody any more, and who leaves it last deletes it.
         """
         kept = await self._book.list(self._pool)
         settings = await self._book.settings(self._pool)
-        stays = clean and keeps((one.lease for one in kept), settings)
+        stays = clean and (keep or keeps((one.lease for one in kept), settings))
         now, uid = self._clock.time(), self._wanted.uid
 
         def change(lease: Lease) -> Lease:

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpu.checkpoint import files, objects
 from tpu.checkpoint.fence import load_fence
 from tpu.clock import Clock, SystemClock
+from tpu.cloud import TpuCloud
 from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
 from tpu.hosts.identity import ensure_identity
@@ -47,7 +48,7 @@ from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.tenure import Tenure
 from tpu.runs.watch import Listener
 from tpu.slices.lease_book import GcsLeaseBook
-from tpu.slices.monitor import watching
+from tpu.slices.monitor import Monitor, watching
 from tpu.slices.pool_names import check_usable
 
 
@@ -57,6 +58,23 @@ class ForkUnfinished(RuntimeError):
 
 class NoSuchSecret(LookupError):
     """A secret is not where the configuration says; the message names the place, never a value."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the runs of one process use together: one client of the cloud, and one look at each zone for all."""
+
+    cloud: TpuCloud
+    monitor: Monitor
+
+
+@contextlib.asynccontextmanager
+async def sharing(
+    connection: Connection, clock: Clock, report: Callable[[str], None]
+) -> AsyncIterator[Shared]:
+    """For the runs that are opened in the block."""
+    async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
+        yield Shared(cloud, monitor)
 
 
 @contextlib.asynccontextmanager
@@ -71,8 +89,11 @@ async def open_run(
     folder: Path | None = None,
     take_over: bool = False,
     clock: Clock | None = None,
+    shared: Shared | None = None,
 ) -> AsyncIterator[RunDriver]:
     """The driver of a run; let it `take_up` first what an earlier one left.
+
+    What is not `shared` with other runs of this process it has for itself.
 
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
@@ -90,7 +111,18 @@ async def open_run(
         _record, config, run_dir, connection, folder or Path.cwd(), clock.time()
     )
     async with _driving(
-        record, code, run_dir, owner, secrets, report, listener, connection, take_over, clock, spends=True
+        record,
+        code,
+        run_dir,
+        owner,
+        secrets,
+        report,
+        listener,
+        connection,
+        take_over,
+        clock,
+        shared,
+        spends=True,
     ) as driver:
         yield driver
 
@@ -124,6 +156,7 @@ async def open_to_end(
         connection,
         False,
         clock or SystemClock(),
+        None,
         spends=False,
     ) as driver:
         await driver.take_up(to_end=True)
@@ -142,6 +175,7 @@ async def _driving(
     connection: Connection,
     take_over: bool,
     clock: Clock,
+    shared: Shared | None,
     *,
     spends: bool,
 ) -> AsyncIterator[RunDriver]:
@@ -154,9 +188,21 @@ async def _driving(
     if spends and (minutes := connection.idle_minutes) is not None:
         await keep_idle(book, record.config.pool, minutes)
     member = Membership(book, record.config.pool, wanted, clock, report)
-    async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
+    async with contextlib.AsyncExitStack() as stack:
+        ours = shared or await stack.enter_async_context(sharing(connection, clock, report))
         run = RunContext(
-            record, run_dir, log, tenure, member, cloud, monitor, connection, identity, code, clock, report
+            record,
+            run_dir,
+            log,
+            tenure,
+            member,
+            ours.cloud,
+            ours.monitor,
+            connection,
+            identity,
+            code,
+            clock,
+            report,
         )
         driver = RunDriver(run, SliceHolder(run), secrets, listener)
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")

@@ -22,14 +22,14 @@ class Parting:
         self._run = run
         self._on_parted = on_parted
 
-    async def part_with(self, name: str, why: str, seen: LifeView) -> None:
+    async def part_with(self, name: str, why: str, seen: LifeView, keep: bool = False) -> None:
         """Give a slice back on which nothing of the run lives, if the pool can use it; else delete it.
 
         `seen` is what the cloud says of it. That it says nothing now is no reason to take it from others: who takes
-        it asks again.
+        it asks again. `keep` says that somebody takes it next.
         """
         await self._run.tenure.check()
-        if not seen.lost and await self._run.member.part_with(name, clean=True, why=why):
+        if not seen.lost and await self._run.member.part_with(name, clean=True, why=why, keep=keep):
             await self._released(name, why)
         else:
             await self.delete(name, why)

@@ -127,10 +127,13 @@ class SliceHolder:
         """Never take this slice of the pool again."""
         self._run.member.avoided.add(name)
 
-    async def part_with(self, why: str) -> None:
-        """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it."""
+    async def part_with(self, why: str, keep: bool = False) -> None:
+        """Give the slice at hand back, whose gang is confirmed dead, if the pool can use it; else delete it.
+
+        `keep` says that somebody takes it next, so that the pool can.
+        """
         assert self.slice is not None
-        await self._parting.part_with(self.slice.name, why, await self.condition())
+        await self._parting.part_with(self.slice.name, why, await self.condition(), keep)
 
     async def delete(self, name: str, why: str) -> None:
         """Delete a slice of the run, see Parting.delete; returns once the cloud says that it is gone."""

@@ -1,0 +1,279 @@
+"""Sweep: many trials of one run over a space, each on its own chips, as many at once as the pool has places."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from prefect import State, flow, get_run_logger
+from prefect.context import FlowRunContext
+from prefect.exceptions import CancelledRun
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Failed
+
+from flows.arguments import field_lines, prefect_server_at_hand
+from flows.plain_errors import EXPECTED, log_plainly
+from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
+from tasks.secrets import load_secrets
+from tasks.sweep_board import SweepPage, headline
+from tasks.trial import train_trial
+from tpu.checkpoint import objects
+from tpu.checkpoint.retry import StorageUnavailable
+from tpu.clock import SystemClock
+from tpu.cloud import CloudError
+from tpu.connection import Connection, ConnectionSettingsError
+from tpu.runs.code import resolve_code
+from tpu.runs.config import RunConfig, RunConfigError, parse_changes, parse_run_config
+from tpu.runs.controller import this_process
+from tpu.runs.cost_limit import MaxCostReached
+from tpu.runs.opening import become_controller, sharing
+from tpu.runs.record import run_directory
+from tpu.runs.starting import start_values
+from tpu.runs.tenure import StopRequested, Tenure
+from tpu.runs.trimming import delete_idle
+from tpu.slices.deletion import DeletionUnconfirmed
+from tpu.slices.lease_book import GcsLeaseBook, LeaseContended
+from tpu.sweeps.board import Live
+from tpu.sweeps.book import SweepBook, sweep_directory
+from tpu.sweeps.carrier import Carrier, Crew
+from tpu.sweeps.config import Search, SweepError, check_sweep, load_sweep, places_of
+from tpu.sweeps.outcome import Outcome, read_outcome
+from tpu.sweeps.outcome import State as Ended
+from tpu.sweeps.queue import Queue
+from tpu.sweeps.search import Searcher, storage_url
+from tpu.sweeps.trial import NAME_LENGTH, Trial, trial_run
+
+NO_CHANGES: dict[str, Any] = {}
+Log = logging.Logger | logging.LoggerAdapter[Any]
+
+
+@flow(name="sweep", flow_run_name="{run.name}")
+async def sweep(
+    run: RunConfig,
+    search: Search,
+    changes: dict[str, Any] = NO_CHANGES,
+    fresh_name: bool = False,
+    rerun_failed: bool = False,
+) -> dict[str, Any] | State[Any]:
+    """Train every trial of a sweep on preemptible TPU slices.
+
+    Args:
+        run: What each trial trains; its name is the sweep's. A sweep that a schedule starts carries the time for which
+            it was scheduled in its name, so that each is a new one.
+        search: The space, how it is gone through, and what is compared.
+        changes: Fields to change in `run`, such as {"steps": 2000}.
+        fresh_name: Add this flow run's id to the sweep's name, so that every start is a sweep of its own. Without it a
+            second start of the same name goes on with the first one's.
+        rerun_failed: Start trials that failed or were stopped again, too.
+
+    Returns:
+        How many trials finished, failed and were stopped, and the best one.
+    """
+    log_plainly()
+    log = get_run_logger()
+    with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
+        try:
+            if changes or fresh_name:
+                values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
+                run = parse_run_config(values)
+            run = named_by_schedule(run)
+            check_sweep(run, search)
+            return await sweep_to_the_end(run, search, rerun_failed, log)
+        except StopRequested as stopped:
+            return Cancelled(message=f"{stopped}; started again it goes on")
+        except EXPECTED as error:
+            return Failed(message=str(error), data=error)
+        except asyncio.CancelledError:
+            if not await cancelled_in_prefect():
+                raise
+            return Cancelled(message=f"the sweep {run.name} was cancelled; started again it goes on")
+
+
+def named_by_schedule(run: RunConfig) -> RunConfig:
+    """With the time in its name for which a schedule has planned this flow run, if one has."""
+    context = FlowRunContext.get()
+    planned = context.flow_run if context is not None else None
+    if planned is None or not planned.auto_scheduled or planned.expected_start_time is None:
+        return run
+    return run.model_copy(
+        update={"name": scheduled_name(run.name, f"{planned.expected_start_time:%y%m%d-%H%M%S}")}
+    )
+
+
+def scheduled_name(name: str, time: str) -> str:
+    return f"{name[: NAME_LENGTH - len(time) - 1].rstrip('-')}-{time}"
+
+
+async def sweep_to_the_end(run: RunConfig, search: Search, rerun_failed: bool, log: Log) -> dict[str, Any]:
+    """Train all trials, delete the slices that nobody needs any more, and report."""
+    connection, clock = Connection.from_environment(), SystemClock()
+    await asyncio.to_thread(objects.check_bucket, connection.bucket)
+    sweep_dir = sweep_directory(connection.bucket, run.name)
+    owner = this_process(str(flow_run.id))
+    controller = await become_controller(sweep_dir, owner, False, clock, log.info)
+    tenure = Tenure(controller, sweep_dir, clock, log.info)
+    book, pools = SweepBook(sweep_dir), GcsLeaseBook(connection.bucket, log.info)
+    tenure.start()
+    try:
+        code = await asyncio.to_thread(resolve_code, run.code, Path.cwd(), connection.home / "git")
+        # One version for all trials, also of those that a later start adds.
+        code_url = await asyncio.to_thread(book.open, run, search, code)
+        base = run.model_copy(update={"code": code_url})
+        storage = storage_url(search, connection.home, connection.bucket, run.name)
+        study = f"{connection.bucket.removeprefix('gs://')}/{run.name}"
+        searcher = await asyncio.to_thread(Searcher, search, study, storage)
+        queue = Queue(run.name, search, book, searcher, log.info)
+        page = SweepPage(run.name, queue.board, book, log)
+        log.info(
+            "sweep %s: at most %s runs, by %s, in pool %s", run.name, search.runs, search.method, run.pool
+        )
+        await queue.take_up(rerun_failed)
+        async with sharing(connection, clock, log.info) as shared:
+            crew = Crew(
+                connection, owner, await load_secrets(run.secrets), shared, clock, Path.cwd(), log.info
+            )
+
+            async def train(trial: Trial, live: Live, hands_on: Callable[[], bool]) -> Outcome:
+                return await train_one(base, search, crew, trial, live, hands_on)
+
+            async def places() -> int:
+                await tenure.still_wanted()
+                return await places_now(run, search, pools)
+
+            try:
+                await queue.carry(train, places, page.show)
+            finally:
+                with suppress(CloudError, DeletionUnconfirmed, StorageUnavailable, LeaseContended):
+                    await delete_idle(run.pool, shared.cloud, pools, clock, log.info)
+        await page.close()
+        log.info("%s; results: %s/results.csv", headline(queue.board), sweep_dir)
+        return figures(queue, run.name)
+    finally:
+        await tenure.leave()
+
+
+async def places_now(run: RunConfig, search: Search, pools: GcsLeaseBook) -> int:
+    """How many trials may train now: as many as the slices of the pool have places for, one slice without a limit."""
+    slices = (await pools.settings(run.pool)).max_slices
+    if search.at_once is not None and slices is None:
+        return search.at_once
+    places = max(1, slices or 1) * places_of(run)
+    return places if search.at_once is None else min(places, search.at_once)
+
+
+async def train_one(
+    base: RunConfig, search: Search, crew: Crew, trial: Trial, live: Live, hands_on: Callable[[], bool]
+) -> Outcome:
+    """Train one trial, and say what became of it: its failure is its own."""
+    state: Ended = "finished"
+    reason = ""
+    try:
+        config = trial_run(base, trial.parameters, trial.seed)
+        carrier = Carrier(config, search.metric.name, live, hands_on, crew)
+        await train_trial(f"trial {trial.number}: {trial.run}", carrier)
+    except (StopRequested, MaxCostReached) as error:
+        state, reason = "stopped", str(error)
+    except Exception as error:  # whatever it is, the other trials go on
+        state, reason = "failed", str(error) or type(error).__name__
+    run_dir = run_directory(crew.connection.bucket, trial.run)
+    return await asyncio.to_thread(
+        read_outcome, run_dir, search.metric.name, state, reason, crew.clock.time()
+    )
+
+
+def figures(queue: Queue, name: str) -> dict[str, Any]:
+    """What a program wants of a sweep."""
+    best = queue.board.best()
+    return {
+        "sweep": name,
+        "finished": queue.board.count("finished"),
+        "failed": queue.board.count("failed"),
+        "stopped": queue.board.count("stopped"),
+        "best": None
+        if best is None
+        else {
+            "run": best[0].run,
+            "parameters": dict(best[0].parameters),
+            "seed": best[0].seed,
+            queue.board.metric: best[1],
+        },
+    }
+
+
+def describe(run: RunConfig, search: Search, notes: tuple[str, ...]) -> str:
+    """What a sweep would train, in a few lines."""
+    lines = [f"sweep      {run.name}: at most {search.runs} runs, by {search.method}"]
+    lines.append(f"compares   {search.metric.name}, {search.metric.goal}")
+    for name, parameter in search.parameters.items():
+        shown = parameter.model_dump(exclude_unset=True)
+        lines.append(f"parameter  {name}: {', '.join(f'{k} {v}' for k, v in shown.items())}")
+    if search.seeds:
+        lines.append(f"seeds      {', '.join(map(str, search.seeds))}")
+    kind = run.slice.choices[0]
+    lines.append(f"slices     {kind}, with room for {places_of(run)} trial(s) each, of the pool {run.pool}")
+    lines += [f"note       {note}" for note in notes]
+    return "\n".join([*lines, "nothing was made (dry run)"])
+
+
+def sweep_from_terminal() -> None:
+    """Parse the arguments, check everything that can be checked, then run the flow. Exits 2 on a wrong argument."""
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.sweep",
+        description="Train every trial of a sweep on preemptible TPU slices. Started again it goes on.",
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="a sweep file, such as deployments/sweeps/icl.yaml"
+    )
+    parser.add_argument("--name", help="name of the sweep, in place of the file's")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", dest="changes",
+                        help="change a field, such as run.steps=3000; may be given more than once")  # fmt: skip
+    parser.add_argument(
+        "--rerun-failed", action="store_true", help="start trials that failed or were stopped again, too"
+    )
+    parser.add_argument("--fields", action="store_true", help="print every field of a sweep file, and exit")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be trained; call nothing")
+    arguments = parser.parse_args()
+    if arguments.fields:
+        print("run:  # as for flows.train, see `python -m flows.train --fields`; its name is the sweep's")
+        print("\n".join(field_lines(Search)))
+        return
+    try:
+        if arguments.file is None:
+            raise SweepError("give a sweep file, such as deployments/sweeps/icl.yaml")
+        changes = parse_changes(arguments.changes)
+        if arguments.name:
+            changes["run.name"] = arguments.name
+        read = load_sweep(arguments.file, changes)
+        if not arguments.dry_run:
+            Connection.from_environment()  # here, before a flow run is made
+    except (SweepError, RunConfigError, ConnectionSettingsError) as error:
+        parser.exit(2, f"{parser.prog}: {error}\n")
+    if arguments.dry_run:
+        print(describe(read.run, read.search, read.notes))
+        return
+    for note in read.notes:
+        print(f"note: {note}", file=sys.stderr)
+    try:
+        with prefect_server_at_hand():
+            answer = asyncio.run(sweep(read.run, read.search, rerun_failed=arguments.rerun_failed))
+    except CancelledRun as stopped:
+        sys.exit(str(stopped))
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
+    except Exception as error:  # the flow has logged it with its traceback; a second one helps nobody
+        sys.exit(f"{type(error).__name__}: {error}")
+    if isinstance(answer, dict) and answer["failed"]:
+        sys.exit(f"{answer['failed']} trial(s) failed; start them again with --rerun-failed")
+
+
+if __name__ == "__main__":
+    sweep_from_terminal()

@@ -1,0 +1,110 @@
+"""Sweeps: trials on the chips of several slices, each as if it had been alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from flows.sweep import sweep
+from tests.scenarios.conftest import Lab, Pool
+from tpu.runs.config import RunConfig
+from tpu.slices.lease import LeaseState
+from tpu.sweeps.book import SweepBook, sweep_directory
+from tpu.sweeps.config import Search, SweepError, check_sweep, parse_search
+from tpu.sweeps.trial import trial_run
+
+SIZES = "variables.NUMPY_SIZE"
+
+
+def search_of(run: RunConfig, **values: Any) -> Search:
+    made = parse_search({"parameters": {SIZES: {"values": ["64", "96"]}}, "seeds": 3} | values)
+    check_sweep(run, made)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def sweeping(run: RunConfig, search: Search) -> AsyncIterator[asyncio.Task[Any]]:
+    """The flow beside the block; awaited at its end."""
+    task = asyncio.create_task(sweep(run, search))
+    try:
+        yield task
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+def book(lab: Lab, name: str) -> SweepBook:
+    return SweepBook(sweep_directory(lab.emulator.env["TPU_RELAY_BUCKET"], name))
+
+
+@pytest.fixture(autouse=True)
+def private_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_RELAY_HOME", str(tmp_path))
+
+
+async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bits_of_runs_alone(
+    lab: Lab, pool: Pool
+):
+    await pool.set(max_slices=2)
+    base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2})
+    search = search_of(base, at_once=3)
+    async with sweeping(base, search) as task:
+        await lab.until(lambda: len(lab.ready_nodes()) == 2, "both slices are there", task)
+        trials = await asyncio.to_thread(book(lab, "pair").trials)
+        assert len(trials) == 3
+        await lab.until(lambda: all(lab.newest_step(t.run) >= 10 for t in trials), "all three train", task)
+        (full,) = [one for one in await pool.leases() if len(one.holders) == 2 and one.open]
+        await asyncio.to_thread(lab.emulator.preempt, full.slice, notice=False)
+    assert task.result() == {
+        "sweep": "pair", "finished": 6, "failed": 0, "stopped": 0, "best": task.result()["best"]
+    }  # fmt: skip
+    trials = book(lab, "pair").trials()
+    assert len({trial.run for trial in trials}) == len(trials) == 6
+    for trial in trials:
+        lab.assert_as_undisturbed(trial_run(base, trial.parameters, trial.seed))
+    preempted = [t.run for t in trials if lab.verdicts(t.run) == ["preempted", "finished"]]
+    assert sorted(preempted) == sorted(holder.run for holder in full.holders)
+    assert [lab.verdicts(t.run) for t in trials if t.run not in preempted] == [["finished"]] * 4
+    # Two slices, and one for the preempted one: none was made for a trial that could have had the last one's chips.
+    assert len([one for one in await pool.leases() if one.ready is not None]) == 3
+    assert all(one.state is LeaseState.GONE for one in await pool.leases())
+    lab.assert_nothing_left()
+
+
+async def test_a_failing_trial_is_its_own_and_the_sweep_goes_on_where_it_was(lab: Lab, pool: Pool):
+    await pool.set(max_slices=1)
+    base = lab.numpy_run(
+        "partly", steps=10, every=10, slice={"chips": 1}, budget={"user_failure": 0},
+        variables={"NUMPY_FAIL_ATTEMPT": "1"},
+    )  # fmt: skip
+    search = search_of(
+        base, parameters={"variables.NUMPY_FAIL": {"values": ["", "exit:3@5"]}}, seeds=2, at_once=4
+    )
+    answer = await sweep(base, search)
+    assert (answer["finished"], answer["failed"]) == (2, 2)
+    outcomes = book(lab, "partly").outcomes()
+    assert [outcomes[n].state for n in range(4)] == ["finished", "finished", "failed", "failed"]
+    assert "exit" in outcomes[2].reason
+    # Started again nothing is done twice; asked for, what failed is, and goes on with the run that it was.
+    assert (await sweep(base, search))["failed"] == 2
+    assert len(lab.events(book(lab, "partly").trials()[0].run, "attempt-started")) == 1
+    again = await sweep(base, search, rerun_failed=True)
+    assert (again["finished"], again["failed"]) == (4, 0)
+    assert [lab.verdicts(t.run) for t in book(lab, "partly").trials()][2:] == [
+        ["user failure", "finished"]
+    ] * 2
+
+
+async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial(lab: Lab, pool: Pool):
+    base = lab.numpy_run("blind", steps=10, every=10, slice={"chips": 4})
+    with pytest.raises(SweepError, match="never logged 'accuracy'; it logged loss"):
+        await sweep(base, search_of(base, metric={"name": "accuracy", "goal": "maximize"}))
+    assert len(book(lab, "blind").trials()) <= 2
+    lab.assert_nothing_left()

@@ -1,0 +1,50 @@
+"""Carry a run from checkpoint to checkpoint without a record of its own for each: what a trial of a sweep does."""
+
+from __future__ import annotations
+
+from tpu.cloud import CloudError
+from tpu.runs.driver import AttemptEnded, RunDriver
+from tpu.runs.evaluation import evaluate_checkpoint
+
+# Between two tries to get a slice from a cloud that does not answer.
+CLOUD_AGAIN_S = 5.0
+
+
+async def carry(driver: RunDriver) -> None:
+    """Train to the last step, in as many attempts as the budgets allow; what is to be evaluated is, at the end.
+
+    Raises:
+        AttemptEnded: a budget is used up.
+        tpu.cloud.errors.CloudError: no slice can be had.
+    """
+    for stop in driver.record.segments:
+        while not await _reached(driver, stop):
+            pass
+    for step in driver.record.segments:
+        if driver.record.config.evaluates(step):
+            await evaluate_checkpoint(driver.record, driver.run_dir, step, driver.report)
+
+
+async def _reached(driver: RunDriver, stop: int) -> bool:
+    """Whether `stop` was reached; False if the attempt has ended before and another one may follow."""
+    try:
+        if driver.attempt is None:
+            if await driver.committed(stop):
+                return True
+            await driver.back_off()
+            async with driver.preparing():
+                await driver.provision()
+                await driver.sync()
+                await driver.start_attempt()
+        await driver.wait_for_commit(stop)
+    except AttemptEnded as error:
+        if not error.retry:
+            raise
+        return False
+    except CloudError as error:
+        if not error.retryable:
+            raise
+        driver.report(f"trying again for a slice: {error}")
+        await driver.pause(CLOUD_AGAIN_S)
+        return False
+    return True
