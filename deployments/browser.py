@@ -81,6 +81,19 @@ class Page:
             " if (found) found.click(); return !!found })()"
         )
 
+    async def fill(self, label: str, value: str) -> None:
+        """Write into the first field whose label begins with this line, once it is there."""
+        await self.until(
+            "(() => { const found = [...document.querySelectorAll('input, textarea')].find(field =>"
+            f" (field.closest('.p-label, label')?.innerText ?? '').split('\\n')[0].trim() === {json.dumps(label)});"
+            " if (!found) return false;"
+            # Past the setter that the UI's framework has put on the element, or it would not hear of it.
+            " Object.getOwnPropertyDescriptor(Object.getPrototypeOf(found), 'value').set"
+            f".call(found, {json.dumps(value)});"
+            " found.dispatchEvent(new Event('input', {bubbles: true}));"
+            " found.dispatchEvent(new Event('change', {bubbles: true})); return true })()"
+        )
+
 
 def _address(file: Path) -> str:
     """Where the one page of a browser is debugged, once the browser has said by a file how it is reached."""

@@ -23,6 +23,8 @@ def settings(folder: Path) -> dict[str, str]:
     return {
         "PREFECT_HOME": str(folder),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        # The UI asks whoever it came from; by default it asks port 4200, whatever port the server has.
+        "PREFECT_SERVER_UI_API_URL": "/api",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
         "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",

@@ -50,7 +50,6 @@ from tpu.sweeps.queue import Queue
 from tpu.sweeps.search import Searcher, storage_url
 from tpu.sweeps.trial import NAME_LENGTH, Trial, trial_run
 
-NO_CHANGES: dict[str, Any] = {}
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 
@@ -58,7 +57,7 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 async def sweep(
     run: RunConfig,
     search: Search,
-    changes: dict[str, Any] = NO_CHANGES,
+    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
     fresh_name: bool = False,
     rerun_failed: bool = False,
 ) -> dict[str, Any] | State[Any]:

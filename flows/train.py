@@ -37,13 +37,11 @@ from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
 from tpu.worker.patience import shorten_pauses
 
-NO_CHANGES: dict[str, Any] = {}
-
 
 @flow(name="train", flow_run_name="{run.name}")
 async def train(
     run: RunConfig,
-    changes: dict[str, Any] = NO_CHANGES,
+    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
     fresh_name: bool = False,
     take_over: bool = False,
 ) -> dict[str, Any] | State[Any]:

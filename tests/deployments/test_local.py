@@ -9,10 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
 from prefect.deployments import run_deployment
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -56,12 +58,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def completed(flow_run_id: UUID) -> dict[str, object]:
     """The parameters of a flow run once it is Completed."""
+    state = await final_state(flow_run_id)
+    assert state.is_completed(), state
+    async with get_client() as client:
+        return (await client.read_flow_run(flow_run_id)).parameters
+
+
+async def final_state(flow_run_id: UUID) -> State:
     async with get_client() as client, asyncio.timeout(END_S):
         while True:
             now = await client.read_flow_run(flow_run_id)
             if now.state is not None and now.state.is_final():
-                assert now.state.is_completed(), now.state
-                return now.parameters
+                return now.state
             await asyncio.sleep(0.5)
 
 
@@ -79,22 +87,64 @@ async def test_a_run_by_command(folder: Path):
     assert (await completed(judged.id))["checkpoint"] == name
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")
-async def test_a_run_from_the_form_of_the_ui(folder: Path, tmp_path: Path):
+async def done_with(flow_run_id: UUID, folder: Path) -> None:
+    """Return when the worker is done with a flow run."""
+    async with asyncio.timeout(END_S):
+        while True:
+            if not list(folder.rglob(f"{flow_run_id}/record.json")):
+                return
+            await asyncio.sleep(0.5)
+
+
+async def started_from_the_form(browser_folder: Path, **fields: str) -> UUID:
+    """A flow run of train/icl that was started in the UI, with these fields of the form changed."""
     async with get_client() as client:
         deployment = await client.read_deployment_by_name("train/icl")
         before = {run.id for run in await client.read_flow_runs()}
-        ui = PREFECT_API_URL.value().removesuffix("/api")
-        async with page(f"{ui}/deployments/deployment/{deployment.id}/run", tmp_path / "browser") as form:
-            await form.until("document.body.innerText.includes('fresh_name')")
+        async with page(ui(f"deployments/deployment/{deployment.id}/run"), browser_folder) as form:
+            await form.until("document.body?.innerText.includes('fresh_name')")
+            for label, value in fields.items():
+                await form.fill(label, value)
             await form.click("Submit")
             await form.until("!location.pathname.endsWith('/run')")
         (mine,) = [
             run for run in await client.read_flow_runs()
             if run.id not in before and run.deployment_id == deployment.id
         ]  # fmt: skip
-    parameters = await completed(mine.id)
-    assert parameters["run"]["name"] == f"icl-{str(mine.id)[:8]}"  # type: ignore[index]
-    # The form sends every field; what nobody touched is the work pool's to say.
-    assert "@" in parameters["run"]["code"]  # type: ignore[index]
+    return mine.id
+
+
+def ui(path: str) -> str:
+    return f"{PREFECT_API_URL.value().removesuffix('/api')}/{path}"
+
+
+FORM = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no chromium here")]
+
+
+class TestInTheUi:
+    pytestmark = FORM
+
+    async def test_a_run_from_the_form(self, folder: Path, tmp_path: Path):
+        mine = await started_from_the_form(tmp_path / "browser", **{"Steps (Optional)": "400"})
+        parameters = await completed(mine)
+        run = cast(dict[str, Any], parameters["run"])
+        assert run["name"] == f"icl-{str(mine)[:8]}"
+        assert run["steps"] == 400
+        # The form sends every field; what nobody touched is the work pool's to say.
+        assert "@" in run["code"]
+
+    async def test_a_wrong_value_is_refused_with_a_sentence(self, folder: Path, tmp_path: Path):
+        mine = await started_from_the_form(tmp_path / "browser", **{"Zone (Optional)": "us-central9-z"})
+        state = await final_state(mine)
+        assert state.is_failed()
+        assert "us-central9-z" in str(state.message)
+
+    async def test_the_cancel_button_leaves_nothing(self, folder: Path, tmp_path: Path):
+        mine = await started_from_the_form(tmp_path / "browser", **{"Steps (Optional)": "200000"})
+        async with page(ui(f"runs/flow-run/{mine}"), tmp_path / "second") as shown:
+            await shown.until("document.body?.innerText.includes('Running')")
+            await shown.click("Cancel")
+            await shown.click("Confirm")
+        assert (await final_state(mine)).is_cancelled()
+        await done_with(mine, folder)
+        assert "icl-" not in await asyncio.to_thread(local, folder, "status")

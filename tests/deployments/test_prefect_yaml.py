@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from prefect import Flow
-from prefect.utilities.callables import parameter_schema
+from prefect.utilities.callables import parameter_schema, parameter_schema_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 
 from flows.evaluate import evaluate
@@ -90,6 +90,19 @@ def fields(flow: Flow[..., Any]) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda one: one.name)
 def test_what_can_be_filled_into_the_form_says_what_it_is(flow: Flow[..., Any]):
     assert [where for where, field in fields(flow).items() if not field.get("description")] == []
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda one: one["name"])
+def test_a_form_that_nobody_touched_is_accepted(deployment: dict[str, Any]):
+    # As `prefect deploy` makes it: from the source, where a default is what the source says literally.
+    schema = parameter_schema_from_entrypoint(deployment["entrypoint"]).model_dump()
+    untouched = {
+        name: field["default"]
+        for name, field in schema["properties"].items()
+        if name not in schema["required"]
+    } | deployment["parameters"]
+    errors = validate(untouched, schema | {"required": []}, raise_on_error=False, preprocess=False)
+    assert errors == [], errors
 
 
 def test_the_forms_ask_first_for_what_is_wanted_most():

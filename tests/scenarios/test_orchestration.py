@@ -6,7 +6,9 @@ import asyncio
 import json
 import signal
 import sys
+import urllib.request
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from prefect.exceptions import CancelledRun
@@ -280,3 +282,12 @@ async def test_O8_the_users_exception_costs_the_failure_budget_and_then_the_run(
     assert flow_run.state is not None
     assert flow_run.state.is_failed()
     assert str(flow_run.state.message).startswith("user failure: ")
+
+
+def test_the_ui_asks_the_server_that_it_came_from(prefect_environment: dict[str, str]):
+    base = prefect_environment["PREFECT_API_URL"].removesuffix("api")
+    with urllib.request.urlopen(f"{base}ui-settings") as answer:
+        api = urljoin(base, json.load(answer)["api_url"])
+    with urllib.request.urlopen(f"{api}/health") as answer:
+        assert answer.status == 200
+    assert api == prefect_environment["PREFECT_API_URL"]
