@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from prefect import State, flow, get_run_logger
+from prefect.exceptions import Abort
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
@@ -20,13 +21,15 @@ from flows.signals import (
 )
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
+from tasks.events import Events
 from tasks.fleet import fleet_told
 from tasks.progress import Progress
 from tasks.report import publish_report
 from tasks.secrets import load_secrets
 from tasks.segment import train_segment
+from tpu.runs.announcing import Announcement, budget_reached, failed, finished, stopped
 from tpu.runs.config import RunConfig, parse_run_config
-from tpu.runs.controller import ControllerLost, this_process
+from tpu.runs.controller import ControllerLost, RunIsDriven, this_process
 from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.driver import AttemptEnded, RunDriver
 from tpu.runs.nothing_left import say_nothing_left
@@ -61,24 +64,46 @@ async def train(
     log_plainly()
     shorten_pauses()
     log = get_run_logger()
-    with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
+    with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning), Events(log) as events:
         try:
             if changes or fresh_name:
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
                 run = parse_run_config(values)
+            events.about(run.name)
             async with cancelled_without_worker():
-                return await train_to_the_end(run, take_over, log)
-        except EXPECTED as error:
+                result = await train_to_the_end(run, take_over, log, events)
+            events.say(finished(result) if isinstance(result, dict) else stopped(result.message or ""))
+            return result
+        except Exception as error:
+            if isinstance(error, ControllerLost) and error.flow_run == str(flow_run.id):
+                # It was taken for dead and started again: its state is that of the other process now.
+                log.warning("this flow run was started again elsewhere: %s", error)
+                raise Abort(str(error)) from error
+            for said in announced(error):
+                events.say(said)
+            if not isinstance(error, EXPECTED):
+                raise
             # The state's message is what the UI shows first: the sentence, and not how Prefect came by it.
             return Failed(message=str(error), data=error)
         except asyncio.CancelledError:
+            events.say(stopped("cancelled"))
             if not await cancelled_in_prefect():
                 raise
             return Cancelled(message=f"{run.name} was cancelled; started again it goes on")
 
 
+def announced(error: Exception) -> list[Announcement]:
+    """What is said of a run that ended by an error; one that another process drives goes on."""
+    if isinstance(error, ControllerLost | RunIsDriven):
+        return []
+    reason = str(error) or type(error).__name__
+    if isinstance(error, AttemptEnded) and error.exhausted:
+        return [budget_reached(error.verdict.kind.value, reason), failed(reason)]
+    return [failed(reason)]
+
+
 async def train_to_the_end(
-    run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any]
+    run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any], events: Events
 ) -> dict[str, Any] | State[Any]:
     """Train, and in whatever way that ends, clean up and report."""
     progress = Progress(run, log)
@@ -90,6 +115,7 @@ async def train_to_the_end(
             report=log.info,
             listener=progress,
             take_over=take_over,
+            told=events.heard,
         ) as driver,
         fleet_told(bucket_of(driver.run_dir), driver.log.events, log),
     ):

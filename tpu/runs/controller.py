@@ -23,7 +23,11 @@ EXPIRY_S = 20.0
 
 
 class ControllerLost(RuntimeError):
-    """Another process acts for this run now: leave, and clean nothing up."""
+    """Another process acts for this run now: leave, and clean nothing up. `flow_run` is whose, if that is known."""
+
+    def __init__(self, message: str, flow_run: str | None = None) -> None:
+        super().__init__(message)
+        self.flow_run = flow_run
 
 
 class RunIsDriven(RuntimeError):
@@ -110,7 +114,8 @@ class Controller:
         state = ControllerState.from_json(found[0]) if found else None
         if state is None or state.term != self._state.term or state.owner != self._state.owner:
             raise ControllerLost(
-                f"another process drives this run now ({_describe(state)}); this one leaves it alone"
+                f"another process drives this run now ({_describe(state)}); this one leaves it alone",
+                state and state.owner.flow_run,
             )
 
     def beat(self) -> None:

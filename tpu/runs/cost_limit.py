@@ -68,6 +68,7 @@ async def _until_spent(
     run: str, limit: float, log: EventLog, report: Callable[[str], None], clock: Clock
 ) -> float:
     warned, told = False, set[str]()
+    noted = any(one.kind == "max-cost-warned" and one.detail["max_cost"] == limit for one in log.events)
     while not (found := look(log.events, limit, clock.time())).reached:
         for candidate in set(found.unpriced) - told:
             report(f"{candidate} has no price: what it costs is not counted towards max_cost")
@@ -78,6 +79,8 @@ async def _until_spent(
                 f"{found.spent / limit:.0%} of max_cost is spent: {in_dollars(found.spent)} of {in_dollars(limit)}. "
                 f"At the limit the run saves and ends; relay extend {run} --max-cost N raises it for the next start"
             )
+            if not noted:
+                await log.note("max-cost-warned", spent=found.spent, max_cost=limit)
         await clock.sleep(found.next_s)
     return found.spent
 

@@ -47,12 +47,16 @@ LOOK_S = 0.2
 
 
 class AttemptEnded(RuntimeError):
-    """An attempt ended before the step that was waited for; `retry` says whether the budget allows another."""
+    """An attempt ended before the step that was waited for; `retry` says whether another one follows.
 
-    def __init__(self, verdict: Verdict, retry: bool, message: str) -> None:
+    `exhausted` is True if only the budget forbids it.
+    """
+
+    def __init__(self, verdict: Verdict, retry: bool, message: str, exhausted: bool = False) -> None:
         super().__init__(message)
         self.verdict = verdict
         self.retry = retry
+        self.exhausted = exhausted
 
 
 class RunDriver:
@@ -254,7 +258,8 @@ class RunDriver:
         if verdict.kind is VerdictKind.CANCELLED or verdict.final:
             return AttemptEnded(verdict, False, f"{verdict.kind.value}: {verdict.reason}")
         if isinstance(answer, Exhausted):
-            return AttemptEnded(verdict, False, f"{verdict.kind.value}: {verdict.reason} ({answer.reason})")
+            told = f"{verdict.kind.value}: {verdict.reason} ({answer.reason})"
+            return AttemptEnded(verdict, False, told, exhausted=verdict.kind is not VerdictKind.FINISHED)
         return AttemptEnded(verdict, True, f"{verdict.kind.value}: {verdict.reason}")
 
     async def pause(self, seconds: float) -> None:

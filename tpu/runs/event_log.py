@@ -37,12 +37,22 @@ class RunEvent:
 
 
 class EventLog:
-    """Appends events under `runs/<name>/events/`; one writer a term."""
+    """Appends events under `runs/<name>/events/`; one writer a term.
 
-    def __init__(self, run_dir: str, term: int, now: Callable[[], float]) -> None:
+    `told` gets the whole history, the new event last, after each one; in whatever thread, so it must not take long.
+    """
+
+    def __init__(
+        self,
+        run_dir: str,
+        term: int,
+        now: Callable[[], float],
+        told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
+    ) -> None:
         self._folder = f"{run_dir}/events"
         self._term = term
         self._now = now
+        self._told = told
         self.events: list[RunEvent] = load_events(run_dir)
         self._number = 0
         self._lock = threading.Lock()
@@ -60,6 +70,7 @@ class EventLog:
                 f"{self._folder}/{self._term:06}-{self._number:06}.json", _to_json(event)
             )
             self.events.append(event)
+            self._told(self.events)
             return event
 
     async def note(self, kind: str, **detail: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,8 +31,9 @@ from tpu.runs.controller import (
 )
 from tpu.runs.cost_limit import hold_max_cost
 from tpu.runs.driver import RunDriver
-from tpu.runs.event_log import EventLog
+from tpu.runs.event_log import EventLog, RunEvent
 from tpu.runs.launch import requirements_text, run_wanted
+from tpu.runs.long_wait import note_long_waits
 from tpu.runs.membership import Membership
 from tpu.runs.record import (
     RunNotFound,
@@ -90,10 +91,12 @@ async def open_run(
     take_over: bool = False,
     clock: Clock | None = None,
     shared: Shared | None = None,
+    told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
 ) -> AsyncIterator[RunDriver]:
     """The driver of a run; let it `take_up` first what an earlier one left.
 
-    What is not `shared` with other runs of this process it has for itself.
+    What is not `shared` with other runs of this process it has for itself. `told` gets the run's history after each
+    new event, as EventLog says.
 
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
@@ -122,6 +125,7 @@ async def open_run(
         take_over,
         clock,
         shared,
+        told,
         spends=True,
     ) as driver:
         yield driver
@@ -157,6 +161,7 @@ async def open_to_end(
         False,
         clock or SystemClock(),
         None,
+        lambda _: None,
         spends=False,
     ) as driver:
         await driver.take_up(to_end=True)
@@ -176,12 +181,13 @@ async def _driving(
     take_over: bool,
     clock: Clock,
     shared: Shared | None,
+    told: Callable[[Sequence[RunEvent]], None],
     *,
     spends: bool,
 ) -> AsyncIterator[RunDriver]:
     """A driver that holds the right to act, and gives it back at the end. One that `spends` is held to max_cost."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
-    log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
+    log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time, told)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     wanted = run_wanted(record, connection, identity)
     book = GcsLeaseBook(connection.bucket, report)
@@ -208,13 +214,16 @@ async def _driving(
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
         member.start()
-        limit = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock)) if spends else None
+        beside: list[asyncio.Task[None]] = []
+        if spends:
+            beside.append(asyncio.create_task(hold_max_cost(record.config, log, tenure, clock)))
+            beside.append(asyncio.create_task(note_long_waits(log, run_dir, clock)))
         try:
             yield driver
         finally:
-            if limit is not None:
-                limit.cancel()
-                await asyncio.gather(limit, return_exceptions=True)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             with contextlib.suppress(ControllerLost):
                 await driver.leave()
 
