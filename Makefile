@@ -23,6 +23,7 @@ WORKERS ?= 2
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  RUN=icl|bytelm and FRAMEWORK=jax|xla for train, BENCH=overhead|recovery|fleet|chaos|worker|xla for bench, T='-k word' for test"
+	@echo "  NOTIFY=slack-webhook/team for up: messages about runs by a notification block of that name"
 
 setup: $(READY) ## Only set up: a virtual environment in .venv with all packages (once)
 

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ class Local:
         except DatabaseError:
             return None
 
-    def up(self) -> None:
-        """Start what does not run yet, and deploy all flows.
+    def up(self, notify: Sequence[str] = ()) -> None:
+        """Start what does not run yet, and deploy all flows and automations; messages go by the blocks `notify`.
 
         Raises:
             NotUp: one of them does not start, or what is asked for cannot be; in that case nothing is started.
@@ -115,6 +115,7 @@ class Local:
             os.environ.update(self.environment())
             asyncio.run(make_work_pool())
             deploy_flows(self.environment())
+            _make_automations(notify)
             if self.worker.pid() is None:
                 self._start_worker()
 
@@ -408,6 +409,12 @@ def _shown(path: Path) -> str:
     return os.path.relpath(path)
 
 
+def _make_automations(notify: Sequence[str]) -> None:
+    from deployments.automations import apply  # Prefect reads the environment when it is imported
+
+    asyncio.run(apply(notify))
+
+
 def say(text: str) -> None:
     print(f"== {text}", flush=True)
 
@@ -416,6 +423,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m deployments.local", description=__doc__)
     parser.add_argument("do", choices=["up", "down", "status"])
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"where it keeps its files ({FOLDER})")
+    parser.add_argument("--notify", action="append", default=[], metavar="TYPE/NAME",
+                        help="for up: messages by this block, as python -m deployments.automations")  # fmt: skip
     arguments = parser.parse_args()
     local = Local(arguments.folder, os.environ)
     for name in (*OF_MAKE, *OF_THE_SERVER):
@@ -423,7 +432,7 @@ def main() -> None:
     try:
         match arguments.do:
             case "up":
-                local.up()
+                local.up(arguments.notify)
                 print("\n".join(local.status()))
             case "down":
                 local.down()

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.events.schemas.automations import Automation
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from deployments.automations import PREFIX
 from deployments.bench.chaos.warm import WarmStarts, warm_starts
 from deployments.bench.worker_process import Worker
 from deployments.postgres import own_postgres
@@ -282,6 +285,21 @@ def worker(lab: Lab, worker_of_module: Worker) -> Iterator[Worker]:
     yield worker_of_module
     worker_of_module.kill_all()
     print(worker_of_module.log.read_text())
+
+
+async def our_automations() -> list[Automation]:
+    async with get_client() as client:
+        return [one for one in await client.read_automations() if one.name.startswith(PREFIX)]
+
+
+@pytest.fixture
+async def automations(lab: Lab) -> AsyncIterator[None]:
+    """None of ours before and after the test: other tests share the server."""
+    assert await our_automations() == []
+    yield
+    async with get_client() as client:
+        for one in await our_automations():
+            await client.delete_automation(one.id)
 
 
 class Pool:

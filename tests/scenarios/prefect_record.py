@@ -13,6 +13,8 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import Artifact, FlowRun
 from prefect.client.schemas.sorting import LogSort
+from prefect.events.filters import EventFilter, EventNameFilter, EventOrder, EventResourceFilter
+from prefect.events.schemas.events import Event, ResourceSpecification
 
 PAGE = 200
 # A flow's process sends its log every 2 s; the server writes it in batches.
@@ -83,3 +85,20 @@ async def artifacts() -> list[Artifact]:
     """All artifacts on the server."""
     async with get_client() as client:
         return await client.read_artifacts(limit=PAGE)
+
+
+async def events_of(name: str, *wanted: str) -> list[Event]:
+    """Our events of the run called `name`, oldest first, once all of `wanted` are among them."""
+    found: list[Event] = []
+    where = EventFilter(
+        event=EventNameFilter(prefix=["tpu."]), order=EventOrder.ASC,
+        resource=EventResourceFilter(labels=ResourceSpecification({"prefect.resource.name": name})),
+    )  # type: ignore[call-arg]  # fmt: skip
+    try:
+        async with asyncio.timeout(RECORDED_S), get_client() as client:
+            while not {one.event for one in found}.issuperset(wanted):
+                await asyncio.sleep(0.2)
+                found = list((await client.read_events(where, limit=50)).events)
+    except TimeoutError:
+        raise AssertionError(f"no {set(wanted)} among the events of {name}: {found}") from None
+    return found

@@ -14,16 +14,20 @@ from tpu.runs.controller import process_start
 
 @dataclass(frozen=True)
 class FlowRecord:
-    """One flow run. `pid` and `started` are those of the worker that watches over it, `run` is what it trains."""
+    """One flow run. `pid` and `started` are those of the worker that watches over it, `run` is what it trains.
+
+    `claim` is the id of the state by which it was claimed for its processes here.
+    """
 
     flow_run_id: str
     run: str | None
     pid: int
     started: str
+    claim: str | None = None
 
     @classmethod
-    def of_this_worker(cls, flow_run_id: str, run: str | None) -> FlowRecord:
-        return cls(flow_run_id, run, os.getpid(), process_start(os.getpid()))
+    def of_this_worker(cls, flow_run_id: str, run: str | None, claim: str | None) -> FlowRecord:
+        return cls(flow_run_id, run, os.getpid(), process_start(os.getpid()), claim)
 
     @property
     def orphaned(self) -> bool:
@@ -47,6 +51,12 @@ class FlowFolder:
         part.write_text(json.dumps(asdict(record)))
         part.replace(self.path / "record.json")
 
+    def read(self) -> FlowRecord | None:
+        try:
+            return FlowRecord(**json.loads((self.path / "record.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None  # not there, or being written or removed
+
     def secret_file(self, name: str, content: str) -> Path:
         """A file that its owner alone can read."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -62,9 +72,6 @@ class FlowFolder:
 def orphaned_records(pool_folder: Path) -> Iterator[FlowRecord]:
     """Flow runs whose worker is dead."""
     for path in sorted(pool_folder.glob("*/record.json")):
-        try:
-            record = FlowRecord(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue  # being written or removed
-        if record.orphaned:
+        record = FlowFolder(pool_folder, path.parent.name).read()
+        if record is not None and record.orphaned:
             yield record

@@ -23,14 +23,29 @@ from uuid import UUID
 import anyio.abc
 import httpx
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.events import emit_event
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed
+from prefect.states import AwaitingRetry, Cancelled, Cancelling, Crashed, Failed, Running
 from prefect.workers.base import BaseWorker, BaseWorkerResult
 
+from tpu.runs.announcing import failed, payload_of, resource_of
 from tpu.runs.config import RunConfigError
 from tpu.runs.nothing_left import VARIABLE as NOTHING_LEFT
-from tpu.worker.fate import Seen, act, begun, cancelled_unheard, end, unwanted
+from tpu.runs.record import run_directory
+from tpu.worker.fate import (
+    GIVEN_UP,
+    LIVES,
+    RESTARTED,
+    Seen,
+    act,
+    begun,
+    cancelled_unheard,
+    end,
+    may_begin,
+    taken_for_dead,
+    unwanted,
+)
 from tpu.worker.flow_states import FlowStates
 from tpu.worker.output import Output
 from tpu.worker.parameters import run_name, run_parameters
@@ -45,6 +60,8 @@ LOOK_S = 1.0
 TRIES, LONGEST_PAUSE_S = 20, 120.0
 # So long a look for work may take; what it waits for is said then.
 ASK_S = 60.0
+# A flow run that is silent for some of these is taken for dead (deployments/automations.py). Prefect's shortest.
+HEARTBEAT_S = "30"
 
 
 class CloudTpuResult(BaseWorkerResult):
@@ -125,15 +142,24 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
     ) -> CloudTpuResult:
         """Start the flow and return when its processes are gone and nothing of its run is left."""
         started = (task_status or anyio.TASK_STATUS_IGNORED).started
+        key = str(flow_run.id)
+        if lives := key in await asyncio.to_thread(flow_processes):
+            await self._tell(flow_run, Running(message=LIVES))
+            if flow_run.id in self._at_work:
+                started("lives")
+                return CloudTpuResult(identifier=key, status_code=0)
         while (settling := self._at_work.get(flow_run.id)) is not None:
             await settling.wait()
         with self._working_on(flow_run.id):
-            state = (await self.client.read_flow_run(flow_run.id)).state
-            over = state is not None and (state.is_final() or state.is_cancelling())
-            if not over and await self._refused(flow_run, configuration):
+            history = await self._history(flow_run.id)
+            claim = next((str(one.id) for one in reversed(history) if one.type is StateType.PENDING), None)
+            over = bool(history) and (
+                history[-1].is_final() or not may_begin(history, configuration.restarts)
+            )
+            if not over and not lives and await self._refused(flow_run, configuration):
                 started("refused")
                 return CloudTpuResult(identifier="refused", status_code=0)
-            record = FlowRecord.of_this_worker(str(flow_run.id), run_name(flow_run.parameters))
+            record = FlowRecord.of_this_worker(key, run_name(flow_run.parameters), claim)
             folder = FlowFolder(self._folder, record.flow_run_id)
             folder.write(record)  # first: whatever is started is found again
             if over:
@@ -141,6 +167,9 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                 code = await self._settle(flow_run, record, configuration)
                 return CloudTpuResult(identifier="over", status_code=code)
             output = Output(folder.output)
+            if lives:  # whoever watched over it is dead
+                started("lives")
+                return await self._see_to_the_end(flow_run, record, configuration, output, None)
             process = await asyncio.to_thread(_start, folder, _environment(folder, configuration, flow_run))
             started(f"{os.uname().nodename}:{process.pid}")
             return await self._see_to_the_end(flow_run, record, configuration, output, process)
@@ -161,6 +190,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         except RunConfigError as error:
             self.get_flow_run_logger(flow_run).error("the run cannot be: %s", error)
             await self.client.set_flow_run_state(flow_run.id, Failed(message=str(error)), force=True)
+            self._say_failed(configuration, run_name(flow_run.parameters), str(error))
             return True
         if parameters != flow_run.parameters:
             await self.client.update_flow_run(flow_run.id, parameters=parameters)
@@ -169,7 +199,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
 
     async def _take_up(self, record: FlowRecord) -> None:
         """Watch over a flow run that a dead worker of this machine has started."""
-        record = FlowRecord.of_this_worker(record.flow_run_id, record.run)
+        record = FlowRecord.of_this_worker(record.flow_run_id, record.run, record.claim)
         FlowFolder(self._folder, record.flow_run_id).write(record)
         while True:
             try:
@@ -222,7 +252,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """Return when no process of the flow run lives; those that a cancellation does not end are killed."""
         key, log = str(flow_run.id), self.get_flow_run_logger(flow_run)
         history: list[State] = []
-        since, asked = None, False
+        since, asked, answered = None, False, None
         while True:
             # A child that was started this moment has no environment to be known by yet.
             child = process is not None and process.poll() is None
@@ -234,7 +264,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             elif since is None:
                 since = time.monotonic()
             unwanted_s = None if since is None else time.monotonic() - since
-            match act(Seen(alive, begun(history), unwanted_s)):
+            match act(Seen(alive, begun(history), unwanted_s, taken_for_dead(history))):
                 case "ended":
                     output.copy()
                     return
@@ -244,6 +274,10 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                     if begun(history):
                         log.warning("the flow did not end when it was cancelled: its processes are killed")
                     await asyncio.to_thread(end_processes, key, signal.SIGKILL)
+                case "say that it lives" if history[-1].id != answered:
+                    answered = history[-1].id
+                    log.warning("taken for dead, but its processes live: it goes on")
+                    await self._tell(flow_run, Running(message=LIVES))
             await asyncio.sleep(LOOK_S)
 
     async def _newer(self, flow_run: FlowRun, history: list[State]) -> list[State]:
@@ -275,8 +309,8 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """Say the flow run's last state, and leave nothing of its run unless it goes on; the exit code for Prefect."""
         log, folder = self.get_flow_run_logger(flow_run), FlowFolder(self._folder, record.flow_run_id)
         now = await self._read(flow_run)
-        starts = now[0].run_count if now else 0
-        verdict = end(now and now[1], starts, configuration.restarts, cut_short)
+        claim = UUID(record.claim) if record.claim else None
+        verdict = end(now and now[1], configuration.restarts, claim, cut_short)
         if verdict in ("again", "again later"):
             folder.remove()
             folder.write(record)
@@ -284,7 +318,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                 log.warning(
                     "the processes of the flow run were killed: it is started again and takes its gang up"
                 )
-                await self._tell(flow_run, AwaitingRetry())
+                await self._tell(flow_run, AwaitingRetry(message=RESTARTED))
             assert self._runs_task_group is not None
             self._runs_task_group.start_soon(self._hold, flow_run, record, configuration)
             return 0
@@ -293,11 +327,25 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             await self._leave_nothing(record, _environment(folder, configuration, flow_run), log)
         if verdict == "cancelled":
             await self._tell(flow_run, Cancelled(message="Cancelled; nothing of it is left."))
-        elif verdict == "crashed":
-            how = "was killed" if starts else "did not begin: the worker's output has what it said"
-            await self._tell(flow_run, Crashed(message=f"The flow {how}."))
+        elif verdict == "given up":
+            why = f"The flow was killed, and is started again by itself {configuration.restarts} time(s) at most."
+            if not begun_once:
+                why = "The flow did not begin: the worker's output has what it said."
+            await self._tell(flow_run, Crashed(name=GIVEN_UP, message=why))
+            self._say_failed(configuration, record.run, why)
         folder.remove()
         return 0
+
+    def _say_failed(self, configuration: CloudTpuConfiguration, run: str | None, why: str) -> None:
+        """The event that the flow itself would have sent."""
+        if run is None:
+            return
+        bucket = configuration.bucket or os.environ.get("TPU_RELAY_BUCKET", "")
+        said, directory = failed(why), run_directory(bucket.rstrip("/"), run)
+        emit_event(
+            said.name, resource_of(run, directory), related=self._event_related_resources(configuration),
+            payload=payload_of(said, run, directory),
+        )  # fmt: skip
 
     async def _hold(
         self, flow_run: FlowRun, record: FlowRecord, configuration: CloudTpuConfiguration
@@ -383,6 +431,7 @@ def _environment(
     """The environment of a flow run's processes."""
     environment = {
         **os.environ,
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": os.environ.get("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", HEARTBEAT_S),
         **{setting.name: str(value) for setting, value in patient_settings().items()},
         **{name: value for name, value in configuration.env.items() if value is not None},
         **configuration.connection_environment(),
