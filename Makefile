@@ -18,7 +18,7 @@ FRAMEWORK ?= jax
 BENCH ?= overhead
 T ?=
 # Test processes at a time: most tests wait more than they work. A few tests are quicker in one (WORKERS=0).
-WORKERS ?= 2
+WORKERS ?= 3
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,7 +62,7 @@ status: $(READY) ## Show what runs, where the UI is, which slices exist and what
 	@$(BIN)/python -m deployments.local status
 
 test: $(READY) lint ## Pass all tests (T='-k word' picks some)
-	@echo "== testing: about 12 minutes on 2 cores; no cloud is touched"
+	@echo "== testing: about 15 minutes on 2 cores; no cloud is touched"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(T)
 
 test-xla: $(READY_XLA) ## Pass the tests of the PyTorch/XLA trainer, in .venv-xla (T='-k word' picks some)
