@@ -55,11 +55,13 @@ async def call(
     retry_on: frozenset[ErrorKind],
     policy: CallPolicy,
     clock: Clock,
+    chance: random.Random,
     tell: Callable[[CloudError], None] = lambda _: None,
 ) -> Result:
     """Run `attempt(timeout_s)` until it succeeds, fails for good, or the policy's time is over.
 
-    `tell` gets the error of a try that is made again after they have failed for `policy.tell_after_s`.
+    `tell` gets the error of a try that is made again after they have failed for `policy.tell_after_s`. `chance` draws
+    the pauses between them.
 
     Raises:
         CloudError: the last error; `wanted` says in it what the call was for.
@@ -80,7 +82,7 @@ async def call(
         except auth_exceptions.GoogleAuthError as error:
             raise CloudError(ErrorKind.PERMISSION, 0, f"no credentials: {error}", wanted=wanted) from error
         # Jitter, so that many waiting flows do not come back at the same moment.
-        wait = pause * random.uniform(0.7, 1.0)
+        wait = pause * chance.uniform(0.7, 1.0)
         if failure.kind not in retry_on or clock.monotonic() + wait >= end:
             raise failure from cause
         if clock.monotonic() - began >= policy.tell_after_s:

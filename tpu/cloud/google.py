@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -103,8 +104,9 @@ class GoogleTpuCloud:
         policy: calls.CallPolicy,
         rest: Callable[[], RestApi] | None = None,
         report: Callable[[str], None] = lambda _: None,
+        chance: random.Random | None = None,
     ) -> None:
-        """`rest` opens the REST form of the API, which flex-start alone needs."""
+        """`rest` opens the REST form of the API, which flex-start alone needs. `chance` draws pauses between tries."""
         self._client = client
         self._rest = rest
         self._project = project
@@ -112,6 +114,7 @@ class GoogleTpuCloud:
         self._clock = clock
         self._policy = policy
         self._report = report
+        self._chance = chance or random.Random()
         self._silent = False
         self._known_nodes = convert.Remembered(lambda message: convert.node(api.Node.wrap(message)))
         self._known_queued = convert.Remembered(
@@ -160,6 +163,7 @@ class GoogleTpuCloud:
             retry_on=calls.CREATE,
             policy=self._policy,
             clock=self._clock,
+            chance=self._chance,
         )
         return operations_pb2.Operation(name=answer["name"])
 
@@ -337,6 +341,7 @@ class GoogleTpuCloud:
             retry_on=retry_on,
             policy=self._policy,
             clock=self._clock,
+            chance=self._chance,
             tell=self._tell,
         )
         if self._silent:

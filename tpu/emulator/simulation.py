@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -65,7 +64,9 @@ class Simulation:
             _KEY, self.clock, weather.calls, stream(seed, "calls"),
         )  # fmt: skip
         self.calls: CallCounts = client.counts
-        self.cloud = GoogleTpuCloud(client, PROJECT, (), self.clock, policy or CallPolicy())
+        self.cloud = GoogleTpuCloud(
+            client, PROJECT, (), self.clock, policy or CallPolicy(), chance=stream(seed, "pauses")
+        )
         self._seed = seed
         self._weather = weather
 
@@ -96,7 +97,7 @@ def simulate(
 ) -> Result:
     """Run `story` in a simulated cloud of its own, and return what it returns.
 
-    Two runs of a seed give the same history. Python's shared random numbers are seeded for the time of it.
+    Two runs of a seed give the same history.
     """
 
     async def run() -> Result:
@@ -106,11 +107,9 @@ def simulate(
         finally:
             await simulation.world.background.cancel_all()
 
-    before, thresholds = random.getstate(), gc.get_threshold()
-    random.seed(seed)  # the pauses between tries are drawn from them
+    thresholds = gc.get_threshold()
     gc.set_threshold(*_SELDOM)
     try:
         return run_virtual(run())
     finally:
         gc.set_threshold(*thresholds)
-        random.setstate(before)
