@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,21 @@ async def test_an_evaluation_starts_in_the_code_of_its_run(track: Track, tmp_pat
     said: list[str] = []
     assert await evaluate_checkpoint(record, track.directory("own-code"), 40, said.append) == {"answer": 42}
     assert said == []
+
+
+async def test_an_evaluation_whose_flow_is_killed_leaves_no_process_and_no_folder(tmp_path: Path):
+    folder, pid = tmp_path / "folder", tmp_path / "pid"
+    folder.mkdir()
+    command = ["/bin/sh", "-c", f"echo $$ > {pid}; exec sleep 600"]
+    flow = await asyncio.create_subprocess_exec(
+        sys.executable, "-c",
+        "import asyncio, os, sys; from tpu.runs.evaluation import _run;"
+        "asyncio.run(_run(sys.argv[2:], os.environ, sys.argv[1]))", folder, *command,
+    )  # fmt: skip
+    await until(lambda: lives(pid), "the evaluator")
+    flow.kill()
+    await flow.wait()
+    await until(lambda: not lives(pid) and not folder.exists(), "the end of what it left")
 
 
 def committed(track: Track, name: str, *steps: int) -> None:

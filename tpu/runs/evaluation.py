@@ -24,18 +24,22 @@ from tpu.checkpoint.paths import checkpoint_url
 from tpu.runs.record import RunRecord, code_url, load_record, run_directory
 
 EVALUATION_S = 3600.0
-# Runs a command that ends with the process that started it, even by SIGKILL (where the kernel can do that), and all
-# that the command started with it: a flow that is killed and started again evaluates again, and must not leave an
-# evaluator behind.
+# Runs a command that ends with the process that started it, even by SIGKILL (where the kernel can do that), with all
+# that the command started and its folder: a flow that is killed and started again evaluates again, and must not leave
+# an evaluator behind.
 _DIES_WITH_US = """
-import ctypes, os, signal, subprocess, sys
-signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
+import ctypes, os, shutil, signal, subprocess, sys
+parent, folder, *command = sys.argv[1:]
+def leave(*_):
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
+signal.signal(signal.SIGTERM, leave)
 prctl = getattr(ctypes.CDLL(None), "prctl", None)
 if prctl is not None:
     prctl(1, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit(1)
-code = subprocess.run(sys.argv[2:]).returncode
+    if os.getppid() != int(parent):
+        leave()
+code = subprocess.run(command).returncode
 if code < 0:
     signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
     os.kill(os.getpid(), -code)
@@ -203,7 +207,7 @@ async def _run(
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), *command,
+            sys.executable, "-I", "-S", "-c", _DIES_WITH_US, str(os.getpid()), folder or "", *command,
             env=environment, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=err,
             start_new_session=True,
         )  # fmt: skip
