@@ -16,8 +16,10 @@ from tpu.emulator.emulator import Emulator
 
 # Prefect reads its settings when it is imported, which this comes before: flows that run in this process neither
 # see the profiles of whoever tests, nor leave anything in that home.
-os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="relay-tests-prefect-")
-atexit.register(shutil.rmtree, os.environ["PREFECT_HOME"], ignore_errors=True)
+# Nor does what keeps keys and caches.
+for variable in ("PREFECT_HOME", "TPU_RELAY_HOME"):
+    os.environ[variable] = tempfile.mkdtemp(prefix="relay-tests-")
+    atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)
 
 # Who starts the tests in the background of a shell hands an ignored Ctrl-C on to them, and they to their processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)

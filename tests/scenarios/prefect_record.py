@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import (
     LogFilterFlowRunId,
 )
 from prefect.client.schemas.objects import Artifact, FlowRun
-from prefect.client.schemas.sorting import LogSort
+from prefect.client.schemas.sorting import ArtifactSort, LogSort
 from prefect.events.filters import EventFilter, EventNameFilter, EventOrder, EventResourceFilter
 from prefect.events.schemas.events import Event, ResourceSpecification
 
@@ -82,9 +82,9 @@ async def log_with(name: str, *words: str) -> str:
 
 
 async def artifacts() -> list[Artifact]:
-    """All artifacts on the server."""
+    """The newest artifacts on the server, the newest last."""
     async with get_client() as client:
-        return await client.read_artifacts(limit=PAGE)
+        return (await client.read_artifacts(limit=PAGE, sort=ArtifactSort.CREATED_DESC))[::-1]
 
 
 async def events_of(name: str, *wanted: str) -> list[Event]:
