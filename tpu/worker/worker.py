@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
 from uuid import UUID
 
 import anyio.abc
@@ -54,6 +54,8 @@ from tpu.worker.process_record import FlowFolder, FlowRecord, orphaned_records
 from tpu.worker.processes import ENGINE, MARK, ask_flow, end_processes, flow_processes
 from tpu.worker.template import CloudTpuConfiguration, CloudTpuVariables
 from tpu.worker.where import worker_folder
+
+Answer = TypeVar("Answer")
 
 LOOK_S = 1.0
 # Tries to leave nothing of a run, and the longest pause between two; then it is the reaper's.
@@ -127,7 +129,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """What cannot be submitted now is found again at the next look; an error here would end the worker."""
         try:
             await super()._submit_run(flow_run)
-        except Exception as error:
+        except Exception as error:  # whatever it is, the worker's other flow runs need it alive
             self.get_flow_run_logger(flow_run).warning("it is not submitted yet: %s", error)
             self._submitting_flow_run_ids.discard(flow_run.id)
             self._release_limit_slot(flow_run.id)
@@ -201,23 +203,22 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         """Watch over a flow run that a dead worker of this machine has started."""
         record = FlowRecord.of_this_worker(record.flow_run_id, record.run, record.claim)
         FlowFolder(self._folder, record.flow_run_id).write(record)
-        while True:
-            try:
-                flow_run = await self.client.read_flow_run(cast(Any, record.flow_run_id))
-                configuration = await self.job_configuration.resolve_for_flow_run(
-                    flow_run, client=self.client, work_pool=self.work_pool, worker_name=self.name,
-                    worker_id=self.backend_id,
-                )  # fmt: skip
-                break
-            except ObjectNotFound:
-                self._logger.warning("flow run %s was deleted; what it started is ended", record.flow_run_id)
-                await asyncio.to_thread(end_processes, record.flow_run_id, signal.SIGKILL)
-                await self._leave_nothing(record, dict(os.environ), self._logger)
-                FlowFolder(self._folder, record.flow_run_id).remove()
-                return
-            except Exception as error:
-                self._logger.warning("flow run %s cannot be taken up yet: %s", record.flow_run_id, error)
-                await asyncio.sleep(LONGEST_PAUSE_S / 8)
+
+        async def ask() -> tuple[FlowRun, CloudTpuConfiguration]:
+            flow_run = await self.client.read_flow_run(UUID(record.flow_run_id))
+            return flow_run, await self.job_configuration.resolve_for_flow_run(
+                flow_run, client=self.client, work_pool=self.work_pool, worker_name=self.name,
+                worker_id=self.backend_id,
+            )  # fmt: skip
+
+        found = await self._insist(ask, f"flow run {record.flow_run_id} cannot be taken up yet")
+        if found is None:
+            self._logger.warning("flow run %s was deleted; what it started is ended", record.flow_run_id)
+            await asyncio.to_thread(end_processes, record.flow_run_id, signal.SIGKILL)
+            await self._leave_nothing(record, dict(os.environ), self._logger)
+            FlowFolder(self._folder, record.flow_run_id).remove()
+            return
+        flow_run, configuration = found
         self.get_flow_run_logger(flow_run).info("taken up by worker %r, which was restarted", self.name)
         if self._limiter is not None:
             with contextlib.suppress(anyio.WouldBlock, RuntimeError):
@@ -227,7 +228,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         try:
             with self._working_on(flow_run.id):
                 await self._see_to_the_end(flow_run, record, configuration, output, None, cut_short)
-        except Exception:
+        except Exception:  # told with its traceback; the worker's other flow runs need it alive
             self._logger.exception("flow run %s is lost from sight", record.flow_run_id)
         finally:
             self._release_limit_slot(flow_run.id)
@@ -365,32 +366,33 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
         with self._working_on(flow_run.id):
             try:
                 await self._settle(flow_run, record, configuration)
-            except Exception:
+            except Exception:  # as above
                 self._logger.exception("flow run %s is lost from sight", record.flow_run_id)
 
     async def _tell(self, flow_run: FlowRun, state: State) -> None:
         """Set a state, however long the server takes to hear it."""
-        while True:
-            try:
-                await self.client.set_flow_run_state(flow_run.id, state, force=True)
-                return
-            except ObjectNotFound:
-                return
-            except Exception as error:
-                self._logger.warning(
-                    "flow run %s is not yet known to be %s: %s", flow_run.id, state.name, error
-                )
-                await asyncio.sleep(LONGEST_PAUSE_S / 8)
+        await self._insist(
+            lambda: self.client.set_flow_run_state(flow_run.id, state, force=True),
+            f"flow run {flow_run.id} is not yet known to be {state.name}",
+        )
 
     async def _read(self, flow_run: FlowRun) -> tuple[FlowRun, list[State]] | None:
         """The flow run and its states, the newest last; None if it was deleted."""
+
+        async def ask() -> tuple[FlowRun, list[State]]:
+            return await self.client.read_flow_run(flow_run.id), await self._history(flow_run.id)
+
+        return await self._insist(ask, f"the state of flow run {flow_run.id} is not known yet")
+
+    async def _insist(self, ask: Callable[[], Awaitable[Answer]], without: str) -> Answer | None:
+        """The server's answer, however long it takes to give one; None if it knows no such flow run."""
         while True:
             try:
-                return await self.client.read_flow_run(flow_run.id), await self._history(flow_run.id)
+                return await ask()
             except ObjectNotFound:
                 return None
-            except Exception as error:
-                self._logger.warning("the state of flow run %s is not known yet: %s", flow_run.id, error)
+            except Exception as error:  # of whatever kind: what is left undone here, nobody does
+                self._logger.warning("%s: %s", without, error)
                 await asyncio.sleep(LONGEST_PAUSE_S / 8)
 
     async def _leave_nothing(
