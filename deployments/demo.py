@@ -144,10 +144,12 @@ def compare(file: Path, config: RunConfig, environment: dict[str, str], run_dir:
 
 
 @contextlib.contextmanager
-def flow_process(arguments: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m flows.train`; waited for at the end of the block, interrupted if the block is."""
+def flow_process(
+    arguments: list[str], environment: dict[str, str], flow_module: str = "flows.train"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A flow as `python -m`; waited for at the end of the block, interrupted if the block is."""
     flow = subprocess.Popen(
-        [sys.executable, "-m", "flows.train", *arguments], env=environment, stdin=subprocess.DEVNULL
+        [sys.executable, "-m", flow_module, *arguments], env=environment, stdin=subprocess.DEVNULL
     )
     try:
         yield flow

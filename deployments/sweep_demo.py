@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from deployments.demo import PLAIN_LOG, RELAY_FOLDER, leave, say
+from deployments.demo import PLAIN_LOG, RELAY_FOLDER, flow_process, leave, say, wait
 from deployments.prefect_server import prefect_server
 from tpu.checkpoint.fence import load_fence
 from tpu.checkpoint.files import filesystem
@@ -28,6 +28,7 @@ from tpu.sweeps.config import Sweep, load_sweep
 from tpu.sweeps.outcome import Outcome
 
 FILE = Path("deployments/sweeps/icl.yaml")
+FLOW = "flows.sweep"
 SLICES = 2
 
 
@@ -57,12 +58,8 @@ def demonstrate(file: Path, check: bool) -> None:
             f"sweep {sweep.run.name}: {sweep.search.runs} trials on {SLICES} emulated slices, one is preempted"
         )
         book = SweepBook(sweep_directory(bucket, sweep.run.name))
-        flow = start(file, environment)
-        try:
+        with flow_process([str(file)], environment, FLOW) as flow:
             preempt_one(emulator, flow, book, bucket, sweep)
-            flow.wait()
-        finally:
-            end(flow)
         if flow.returncode != 0:
             sys.exit(f"the sweep failed with exit code {flow.returncode}")
         folder = RELAY_FOLDER / "sweeps" / sweep.run.name
@@ -78,36 +75,25 @@ async def limit_pool(bucket: str, pool: str) -> None:
     await GcsLeaseBook(bucket).set_settings(pool, lambda _: PoolSettings(max_slices=SLICES))
 
 
-def start(file: Path, environment: dict[str, str], *arguments: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "flows.sweep", str(file), *arguments],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-
-
-def end(flow: subprocess.Popen[bytes]) -> None:
-    if flow.poll() is None:
-        flow.send_signal(signal.SIGINT)
-        flow.wait()
-
-
 def preempt_one(
     emulator: Emulator, flow: subprocess.Popen[bytes], book: SweepBook, bucket: str, sweep: Sweep
 ) -> None:
     """Take a slice away in the middle of the sweep, once a trial on it has committed."""
-    while flow.poll() is None:
-        if len(book.outcomes()) >= sweep.search.runs // 3:
-            live = [trial.run for trial in book.trials()[-(sweep.search.at_once or 1) :]]
-            committed = [run for run in live if _in_the_middle(run_directory(bucket, run), sweep.run.steps)]
-            ready = [one["name"].rpartition("/")[2] for one in emulator.nodes() if one["state"] == "READY"]
-            where = {lease.lease.slice for lease in asyncio.run(GcsLeaseBook(bucket).list(sweep.run.pool))
-                     for holder in lease.lease.holders if holder.run in committed}  # fmt: skip
-            if hit := sorted(where & set(ready)):
-                say(f"preempting {hit[0]} without notice")
-                emulator.preempt(hit[0], notice=False)
-                return
-        time.sleep(0.2)
+
+    def preempted() -> bool:
+        if len(book.outcomes()) < sweep.search.runs // 3:
+            return False
+        live = [trial.run for trial in book.trials()[-(sweep.search.at_once or 1) :]]
+        committed = [run for run in live if _in_the_middle(run_directory(bucket, run), sweep.run.steps)]
+        ready = {one["name"].rpartition("/")[2] for one in emulator.nodes() if one["state"] == "READY"}
+        leases = [kept.lease for kept in asyncio.run(GcsLeaseBook(bucket).list(sweep.run.pool))]
+        where = {lease.slice for lease in leases for holder in lease.holders if holder.run in committed}
+        if hit := sorted(where & ready):
+            say(f"preempting {hit[0]} without notice")
+            emulator.preempt(hit[0], notice=False)
+        return bool(hit)
+
+    wait(flow, preempted)
 
 
 def _in_the_middle(run_dir: str, steps: int) -> bool:
@@ -119,11 +105,8 @@ def compare(file: Path, sweep: Sweep, environment: dict[str, str], bucket: str, 
     """Train the same trials one at a time and compare the parameters' hashes."""
     name = f"{sweep.run.name}-alone"
     say("the same trials again, one at a time and undisturbed, to compare")
-    flow = start(file, environment, "--name", name, "--set", "at_once=1")
-    try:
-        flow.wait()
-    finally:
-        end(flow)
+    with flow_process([str(file), "--name", name, "--set", "at_once=1"], environment, FLOW) as flow:
+        pass
     if flow.returncode != 0:
         sys.exit(f"the sweep alone failed with exit code {flow.returncode}")
     ours, alone = book.outcomes(), SweepBook(sweep_directory(bucket, name)).outcomes()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -97,12 +98,21 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
     if arguments.dry_run:
         print(describe(run, _connection()))
         return
+    with run_in_terminal(f"python -m flows.train --resume {run.name}"):
+        asyncio.run(train(run, take_over=arguments.take_over))
+
+
+@contextlib.contextmanager
+def run_in_terminal(go_on: str | None = None) -> Iterator[None]:
+    """Around a flow that a command runs: a Prefect server, and an exit code in place of a traceback.
+
+    A flow that was stopped names the command `go_on`, if it has not done so itself.
+    """
     try:
         with prefect_server_at_hand():
-            asyncio.run(train(run, take_over=arguments.take_over))
+            yield
     except CancelledRun as stopped:
-        command = f"python -m flows.train --resume {run.name}"
-        sys.exit(str(stopped) if command in str(stopped) else f"{stopped}: {command}")
+        sys.exit(str(stopped) if go_on is None or go_on in str(stopped) else f"{stopped}: {go_on}")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except asyncio.CancelledError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,11 +13,10 @@ from typing import Any
 
 from prefect import State, flow, get_run_logger
 from prefect.context import FlowRunContext
-from prefect.exceptions import CancelledRun
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
-from flows.arguments import field_lines, prefect_server_at_hand
+from flows.arguments import field_lines, run_in_terminal
 from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
 from tasks.secrets import load_secrets
@@ -259,17 +257,8 @@ def sweep_from_terminal() -> None:
         return
     for note in read.notes:
         print(f"note: {note}", file=sys.stderr)
-    try:
-        with prefect_server_at_hand():
-            answer = asyncio.run(sweep(read.run, read.search, rerun_failed=arguments.rerun_failed))
-    except CancelledRun as stopped:
-        sys.exit(str(stopped))
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except asyncio.CancelledError:
-        sys.exit(128 + signal.SIGTERM)
-    except Exception as error:  # the flow has logged it with its traceback; a second one helps nobody
-        sys.exit(f"{type(error).__name__}: {error}")
+    with run_in_terminal():
+        answer = asyncio.run(sweep(read.run, read.search, rerun_failed=arguments.rerun_failed))
     if isinstance(answer, dict) and answer["failed"]:
         sys.exit(f"{answer['failed']} trial(s) failed; start them again with --rerun-failed")
 

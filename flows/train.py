@@ -74,7 +74,7 @@ async def train(
                 result = await train_to_the_end(run, take_over, log, events)
             events.say(finished(result) if isinstance(result, dict) else stopped(result.message or ""))
             return result
-        except Exception as error:
+        except Exception as error:  # each is told as an event; what is not expected goes on up
             if isinstance(error, ControllerLost) and error.flow_run == str(flow_run.id):
                 # It was taken for dead and started again: its state is that of the other process now.
                 log.warning("this flow run was started again elsewhere: %s", error)

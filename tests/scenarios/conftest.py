@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,20 @@ def warm_flows(emulator_session: Emulator, prefect_environment: dict[str, str]) 
         yield flows
 
 
+@contextlib.asynccontextmanager
+async def beside(flow: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """A flow beside the block; awaited at its end, and cancelled if the block fails."""
+    task = asyncio.create_task(flow)
+    try:
+        yield task
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await task
+
+
 @dataclass
 class Lab:
     """An emulated cloud with a Prefect server, in which runs are started and disturbed."""
@@ -103,17 +117,8 @@ class Lab:
     @contextlib.asynccontextmanager
     async def training(self, run: RunConfig) -> AsyncIterator[asyncio.Task[dict[str, Any]]]:
         """The flow beside the block; awaited at its end."""
-        task = asyncio.create_task(self.train(run))
-        try:
+        async with beside(self.train(run)) as task:
             yield task
-            await task
-        finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(
-                    asyncio.CancelledError, Exception
-                ):  # the test has failed by another one
-                    await task
 
     @contextlib.asynccontextmanager
     async def flow_process(

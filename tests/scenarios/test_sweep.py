@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from flows.sweep import sweep
-from tests.scenarios.conftest import Lab, Pool
+from tests.scenarios.conftest import Lab, Pool, beside
 from tpu.runs.config import RunConfig
 from tpu.slices.lease import LeaseState
 from tpu.sweeps.book import SweepBook, sweep_directory
@@ -24,20 +22,6 @@ def search_of(run: RunConfig, **values: Any) -> Search:
     made = parse_search({"parameters": {SIZES: {"values": ["64", "96"]}}, "seeds": 3} | values)
     check_sweep(run, made)
     return made
-
-
-@contextlib.asynccontextmanager
-async def sweeping(run: RunConfig, search: Search) -> AsyncIterator[asyncio.Task[Any]]:
-    """The flow beside the block; awaited at its end."""
-    task = asyncio.create_task(sweep(run, search))
-    try:
-        yield task
-        await task
-    finally:
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
 
 
 def book(lab: Lab, name: str) -> SweepBook:
@@ -55,7 +39,7 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
     await pool.set(max_slices=2)
     base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2})
     search = search_of(base, at_once=3)
-    async with sweeping(base, search) as task:
+    async with beside(sweep(base, search)) as task:
         await lab.until(lambda: len(lab.ready_nodes()) == 2, "both slices are there", task)
         trials = await asyncio.to_thread(book(lab, "pair").trials)
         assert len(trials) == 3
