@@ -172,7 +172,7 @@ class Local:
         while "started!" not in self.worker.tail():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise NotUp(f"the worker does not start; its log ends:\n{self.worker.tail()}")
-            time.sleep(0.2)
+            time.sleep(0.2)  # polling another process
 
     def database(self) -> str:
         """Where the server keeps its records, for people."""
@@ -290,7 +290,7 @@ class Local:
                 for flow in flows:  # nobody tells them through the server
                     end_processes(flow, signal.SIGTERM)
         while self._unfinished(watched) and time.monotonic() < deadline:
-            time.sleep(0.5)
+            time.sleep(0.5)  # polling other processes: there is nothing to be told by
         for left in self._unfinished(watched):
             say(f"flow run {left} did not end and is killed; `relay reap` deletes what it may have left")
             end_processes(left, signal.SIGKILL)
@@ -307,7 +307,7 @@ class Local:
         os.environ.update(self.environment())
         try:
             asyncio.run(_cancel(flows))
-        except Exception as error:
+        except Exception as error:  # whatever a dying server makes of it: flows are then told by a signal
             say(f"the Prefect server does not take it: {error}")
             return False
         return True

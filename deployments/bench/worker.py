@@ -54,7 +54,7 @@ with segment.start() as seg:
     state = seg.restore(state)
     for step in seg.steps():
         state = {"w": state["w"] * np.float32(0.9) + np.float32(step)}
-        time.sleep(1.0)
+        time.sleep(1.0)  # stands for the work of a step, which costs this machine nothing
         seg.log(step + 1, loss=float(state["w"].mean()))
         seg.checkpoint(step + 1, state)
 """

@@ -88,7 +88,7 @@ def postgres() -> Iterator[Postgres]:
 
 def until_gone(postgres: Postgres) -> None:
     while postgres.pid() is not None:
-        time.sleep(0.05)
+        time.sleep(0.05)  # polling another process
 
 
 async def asked(url: str, question: str) -> object:
