@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,21 +10,24 @@ CHUNK_BYTES = 1 << 20
 
 
 class Output:
-    """What is added to a file from now on."""
+    """What is added to a file; how far it was copied stands beside it, so that the next worker goes on from there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = path.stat().st_size if path.exists() else 0
+        self._mark = path.with_suffix(".copied")
+        try:
+            self._at = int(self._mark.read_text())
+        except (FileNotFoundError, ValueError):
+            self._at = 0
 
     def copy(self) -> None:
-        """Write what is new to standard output."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._at)
-                new = file.read(CHUNK_BYTES)
-        except FileNotFoundError:
-            return
-        self._at += len(new)
-        if new:
-            sys.stdout.write(new.decode(errors="replace"))
+        """Write all that is new to standard output."""
+        began = self._at
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._at)
+            while new := file.read(CHUNK_BYTES):
+                sys.stdout.write(new.decode(errors="replace"))
+                self._at += len(new)
+        if self._at != began:
             sys.stdout.flush()
+            self._mark.write_text(str(self._at))
