@@ -27,6 +27,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Processes take files in this order: a file of minutes that came last would run alone.
+    items.sort(
+        key=lambda item: (
+            TESTS / "scenarios" not in item.path.parents,
+            TESTS / "train" not in item.path.parents,
+        )
+    )
+
+
 @pytest.fixture(scope="session")
 def emulator_session() -> Iterator[Emulator]:
     """The emulator of this test session. Tests take `emulator`, which is reset for each of them."""
