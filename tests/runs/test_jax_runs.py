@@ -44,6 +44,7 @@ def icl(name: str, steps: int, **values: Any) -> RunConfig:
     )
 
 
+@pytest.mark.slow  # an extended run of the NumPy trainer is in the short form
 async def test_an_extended_run_has_the_bits_of_a_long_one_in_jax(track: Track):
     cut = {"checkpoints": {"every": 20}}
     await asyncio.gather(track.train(icl("long", 80, **cut)), track.train(icl("short", 40, **cut)))

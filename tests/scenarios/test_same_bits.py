@@ -34,7 +34,7 @@ async def train_preempted(lab: Lab, run: RunConfig, count: int) -> None:
     assert verdicts[:-1] in (["preempted"] * done, ["preempted"] * (done - 1))
 
 
-@pytest.mark.parametrize("slice_type", ["v4-8", "v4-16"])
+@pytest.mark.parametrize("slice_type", [pytest.param("v4-8", marks=pytest.mark.slow), "v4-16"])
 async def test_parameters_and_losses_do_not_depend_on_preemptions_or_segments(lab: Lab, slice_type: str):
     def run(name: str, every: int = 40) -> RunConfig:
         return lab.numpy_run(

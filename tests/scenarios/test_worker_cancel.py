@@ -110,7 +110,7 @@ PHASES = {
     "killed and not yet started again": Phase(after_the_kill, verdicts=("cancelled",)),
 }  # fmt: skip
 # The others are in the long form.
-SHORT = {"flow starting", "provisioning", "training", "killed and not yet started again"}
+SHORT = {"flow starting", "provisioning", "training"}
 
 
 async def cancelled(case: Case) -> None:

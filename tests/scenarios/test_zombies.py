@@ -138,6 +138,7 @@ async def executing(lab: Lab, worker: Worker) -> AsyncIterator[list[asyncio.subp
             await process.wait()
 
 
+@pytest.mark.slow
 async def test_a_flow_run_that_is_started_again_while_its_old_process_lives_ends_once(
     worker: Worker, lab: Lab, executing: list[asyncio.subprocess.Process]
 ):  # fmt: skip

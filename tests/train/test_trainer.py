@@ -53,6 +53,7 @@ def outcome(run):
     ]
 
 
+@pytest.mark.slow  # scenarios/test_same_bits_jax.py holds it through the whole flow
 def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
     steps = 6000
     straight = by_hand("straight", CALLS_OF_50, steps, [steps])
