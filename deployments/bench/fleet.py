@@ -146,13 +146,23 @@ def scale(size: int, hours: float, seed: int) -> dict[str, Any]:
     say(f"{size} slices for {hours:g} simulated hours")
     alone = _in_a_process(size, 0.0, seed)
     found = _in_a_process(size, hours, seed)
+    counted = _in_a_process(size, hours / 4, seed, "--count")
     memory_kb = 1000 * (found.pop("rss_mb") - alone["rss_mb"]) / size
-    return found | {"controller_memory_kb_a_slice": round(memory_kb, 1)}
+    return found | {"controller_memory_kb_a_slice": round(memory_kb, 1)} | counted
 
 
-def _in_a_process(size: int, hours: float, seed: int) -> dict[str, Any]:
+def _in_a_process(size: int, hours: float, seed: int, *more: str) -> dict[str, Any]:
     """Measure in a process of its own, whose memory tells of nothing else."""
-    command = [sys.executable, "-m", "deployments.bench.fleet", "--hold", str(size), str(hours), str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "deployments.bench.fleet",
+        "--hold",
+        str(size),
+        str(hours),
+        str(seed),
+        *more,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise BenchFailed(f"holding {size} slices ended with {done.returncode}; see above")
@@ -160,8 +170,14 @@ def _in_a_process(size: int, hours: float, seed: int) -> dict[str, Any]:
 
 
 def growth(small: Mapping[str, Any], large: Mapping[str, Any]) -> dict[str, float]:
-    """By how much more a slice costs in the large fleet: 1 is linear growth."""
-    names = ("controller_cpu_ms_a_slice", "controller_memory_kb_a_slice", "lists_a_minute_and_zone")
+    """By how much more a slice costs in the large fleet: 1 is linear growth.
+
+    Seconds grow faster than calls where the large fleet no longer fits into the caches of the processor.
+    """
+    names = (
+        "controller_cpu_ms_a_slice", "controller_calls_a_slice", "controller_memory_kb_a_slice",
+        "lists_a_minute_and_zone",
+    )  # fmt: skip
     return {name: round(large[name] / small[name], 2) for name in names}
 
 
@@ -169,10 +185,11 @@ def main() -> None:
     arguments = parser("fleet", __doc__)
     arguments.add_argument("--seed", type=int, default=1)
     arguments.add_argument("--hold", nargs=3, metavar=("SLICES", "HOURS", "SEED"), help=argparse.SUPPRESS)
+    arguments.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.hold:
         size, hours, seed = int(chosen.hold[0]), float(chosen.hold[1]), int(chosen.hold[2])
-        print(json.dumps(measure(size, SPOT, TYPICAL, seed, hours)))
+        print(json.dumps(measure(size, SPOT, TYPICAL, seed, hours, chosen.count)))
         return
     about, began = machine(), time.monotonic()
     week = replace(SHORT if chosen.short else Week(), seed=chosen.seed)

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from deployments.bench.fleet_pool import POOL, Book, Keepers
 from tpu.cloud import CloudError, QueuedResourceRequest
 from tpu.emulator.capacity import Limits
 from tpu.emulator.simulation import Simulation, simulate
-from tpu.emulator.simulation_clock import account
+from tpu.emulator.simulation_clock import ACCOUNT, account
 from tpu.emulator.simulation_weather import Weather
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate
@@ -38,18 +41,32 @@ _KEEPER = "keeper"
 
 
 def measure(
-    size: int, candidates: Sequence[Candidate], weather: Weather, seed: int, hours: float
+    size: int,
+    candidates: Sequence[Candidate],
+    weather: Weather,
+    seed: int,
+    hours: float,
+    counting: bool = False,
 ) -> dict[str, Any]:
-    """Hold a fleet of this size for so many simulated hours; 0 for the memory of the cloud alone."""
+    """Hold a fleet of this size for so many simulated hours; 0 for the memory of the cloud alone.
+
+    With `counting` the function calls of the controller are counted, Python's and C's: unlike seconds they do not
+    depend on how quickly the machine's memory answers. Counting takes time itself, so no seconds are told then.
+    """
 
     async def story(simulation: Simulation) -> dict[str, Any]:
-        return await _hold(simulation, size, candidates, hours)
+        calls = Counter[str]()
+        return await _hold(simulation, size, candidates, hours, calls if counting else None)
 
     return simulate(story, seed=seed, weather=weather, limits=Limits(creations_per_minute=10**6))
 
 
 async def _hold(
-    simulation: Simulation, size: int, candidates: Sequence[Candidate], hours: float
+    simulation: Simulation,
+    size: int,
+    candidates: Sequence[Candidate],
+    hours: float,
+    function_calls: Counter[str] | None,
 ) -> dict[str, Any]:
     first = candidates[0]
     request = SliceRequest(first.zone, first.accelerator_type, labels=ownership_labels(POOL, _KEEPER))
@@ -64,13 +81,18 @@ async def _hold(
     keepers.want(size)
     cpu, began, asked = simulation.cpu_s, simulation.clock.monotonic(), book.asked.copy()
     process, boots = time.process_time(), simulation.history.counts["boot"]
+    if function_calls is not None:
+        sys.setprofile(_count(function_calls))
     keeping = asyncio.create_task(keepers.run())
     ready: list[int] = []
     while simulation.clock.monotonic() - began < hours * 3600:
         await asyncio.wait([keeping], timeout=60)
         ready.append(sum(node.state == "READY" for node in simulation.world.nodes.values()))
+    sys.setprofile(None)
     if keeping.done():
         keeping.result()
+    if function_calls is not None:
+        return {"controller_calls_a_slice": round(function_calls["controller"] / size, 1)}
     spent = {name: seconds - cpu.get(name, 0.0) for name, seconds in simulation.cpu_s.items()}
     controller = spent.get("controller", 0.0)
     calls = simulation.calls.a_minute(began)
@@ -92,6 +114,16 @@ async def _hold(
             name: round((count - asked[name]) / (hours * 60), 1) for name, count in book.asked.items()
         },
     }
+
+
+def _count(calls: Counter[str]) -> Callable[[FrameType, str, Any], None]:
+    """Return a profiler that counts function calls by the account on which they are made."""
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            calls[ACCOUNT.get()] += 1
+
+    return count
 
 
 async def _fill(

@@ -86,7 +86,9 @@ def open_lab(hosts_alone: bool) -> Iterator[Lab]:
     servers. All of these, and this process, then get the other cores.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(FOLDER / "prefect", ignore_errors=True)  # what an earlier benchmark told its server changes nothing
+    shutil.rmtree(
+        FOLDER / "prefect", ignore_errors=True
+    )  # what an earlier benchmark told its server changes nothing
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as after Ctrl-C, nothing is left behind
     cores = sorted(os.sched_getaffinity(0))
     others = set(cores[1:]) or {cores[0]}
