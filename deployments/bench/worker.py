@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -139,7 +140,11 @@ async def measure(
         await until(lambda: not descendants(worker.pid), "the end of all processes", 60.0)
         after = spent(worker.pid)
     finally:
+        left = descendants(worker.pid)
         worker.stop()
+        for pid in left:  # flow runs outlive their worker
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     return Cost(
         memory_mib=round((carried.pss + own.pss) / number / 2**20, 1),
         rss_mib=round((carried.rss + own.rss) / number / 2**20, 1),
