@@ -47,12 +47,19 @@ class Page:
         return result["result"].get("value")
 
     async def until(self, script: str) -> Any:
-        """Poll until a JavaScript expression gives something true."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                if value := await self.evaluate(script):
-                    return value
-                await asyncio.sleep(0.2)
+        """Poll until a JavaScript expression gives something true.
+
+        Raises:
+            TimeoutError: it did not within WAIT_S; the message has what the page says instead.
+        """
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            if value := await self.evaluate(script):
+                return value
+            await asyncio.sleep(0.2)
+        raise TimeoutError(
+            f"{script} is not true; the page says: {await self.evaluate('document.body?.innerText')}"
+        )
 
     async def go(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
