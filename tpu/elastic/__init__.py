@@ -1,0 +1,1 @@
+"""One run over several slices that loses a slice and not a step: members, their exchange, their coordinator."""
