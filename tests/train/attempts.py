@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tpu.checkpoint.fence import Fence, close_attempt, open_attempt, update_fence
+from tpu.checkpoint.fence import Fence, close_attempt, load_fence, open_attempt, update_fence
 
 
 @dataclass
@@ -83,7 +83,7 @@ class ByHand:
 
     def start(self, **variables: str) -> Attempt:
         """Close the last attempt, open the next one and start its processes."""
-        number = len(self.started) + 1
+        number = load_fence(self.run_dir).attempt + 1
 
         def opened(fence: Fence) -> Any:
             return open_attempt(close_attempt(fence) if fence.open else fence, number)

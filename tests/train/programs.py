@@ -47,7 +47,7 @@ class LocalRun:
     def compiled(cls, training: Training) -> LocalRun:
         workload = make_workload(Configuration(training, None))
         mesh = slice_mesh()
-        state, data = initial_state(training, workload), workload.load_data()
+        state, data = initial_state(workload), workload.load_data()
         compiled = lower_program(training, workload, mesh, state, data).compile()
         shardings = state_shardings(mesh, state, training.shard_parameters)
         return cls(training, compiled, shardings, place(data, replicated(mesh)), state)

@@ -76,9 +76,7 @@ def test_a_batch_that_the_devices_cannot_share_is_refused():
     training = training.model_copy(update={"workload": training.workload.model_copy(update={"batch": 6})})
     workload = make_workload(Configuration(training, None))
     with pytest.raises(ValueError, match="a batch of 6 cannot be dealt out evenly to 4 devices"):
-        lower_program(
-            training, workload, slice_mesh(), initial_state(training, workload), workload.load_data()
-        )
+        lower_program(training, workload, slice_mesh(), initial_state(workload), workload.load_data())
 
 
 def test_initial_parameters_are_a_function_of_the_seed():

@@ -13,7 +13,7 @@ from tests.xla.conftest import TINY_ICL
 from tpu.checkpoint.tree import leaves_of
 from tpu.train import xla_device
 from tpu.train.settings import Training
-from tpu.train.step import initial_state
+from tpu.train.step import initial_state, updated
 from tpu.train.torch_workloads import make_model, make_torch_workload
 from tpu.train.workloads import Configuration, make_workload
 from tpu.train.xla_step import State, initial_arrays, train_step
@@ -34,19 +34,17 @@ def jax_steps(training: Training, batches: list[Any]) -> list[float]:
     from tpu.train import optimizer
 
     workload = make_workload(Configuration(training, None))
-    update = optimizer.direction(training.optimizer)
+    settings = training.optimizer
+    update = optimizer.direction(settings.clip_norm, settings.weight_decay or None)
+    rate = optimizer.rate_of(settings, training.schedule_steps)
 
     @jax.jit
     def step(state, batch, number):
         loss, gradients = jax.value_and_grad(workload.loss)(state["params"], batch)
-        steps, moments = update.update(gradients, state["optimizer"], state["params"])
-        rate = optimizer.learning_rate(training.optimizer, training.schedule_steps, number)
-        return {
-            "params": jax.tree.map(lambda p, s: p - rate * s, state["params"], steps),
-            "optimizer": moments,
-        }, loss
+        now = optimizer.learning_rate(settings.schedule, rate, number)
+        return updated(state, gradients, update, now), loss
 
-    state, losses = initial_state(training, workload), []
+    state, losses = initial_state(workload), []
     for number, batch in enumerate(batches):
         state, loss = step(state, batch, np.int32(number))
         losses.append(float(loss))
@@ -94,7 +92,7 @@ def test_a_hundred_steps_on_the_batches_of_the_jax_trainer_have_its_losses(value
 @pytest.mark.parametrize("values", [TINY_ICL, BYTELM], ids=["icl", "bytelm"])
 def test_the_state_has_the_names_shapes_dtypes_and_initial_numbers_of_the_jax_trainer(values: dict[str, Any]):
     training = Training.model_validate(values)
-    theirs = leaves_of(initial_state(training, make_workload(Configuration(training, None))))
+    theirs = leaves_of(initial_state(make_workload(Configuration(training, None))))
     ours = initial_arrays(make_model(training, make_torch_workload(training, None)))
     assert sorted(ours) == sorted(theirs)
     for name, array in theirs.items():

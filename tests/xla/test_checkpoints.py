@@ -50,7 +50,7 @@ def test_a_checkpoint_is_one_of_the_jax_trainer_and_serves_plain_pytorch(
     told = [event for _, event in read_events(run.run_dir) if event["event"] == "graphs"]
     assert [(event["recompiled"], event["fallbacks"]) for event in told] == [(0, {})] * 2
     training = Training.model_validate(values)
-    theirs = leaves_of(initial_state(training, make_workload(Configuration(training, None))))
+    theirs = leaves_of(initial_state(make_workload(Configuration(training, None))))
     ours = {n: a for n, a in restored.arrays.items() if n.startswith(("params/", "optimizer/"))}
     assert {n: (a.shape, a.dtype) for n, a in ours.items()} == {
         n: (a.shape, a.dtype) for n, a in theirs.items()

@@ -11,10 +11,14 @@ from pathlib import Path
 
 
 class EventLog:
-    """Appends events to a file, each flushed at once; without a path it writes nowhere."""
+    """Appends events to a file, each flushed at once; without a path it writes nowhere.
 
-    def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
+    Several may append to one file: what a `member` of a pack says carries its name there.
+    """
+
+    def __init__(self, path: Path | None, member: str = "", clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._whose = {"member": member} if member else {}
         self._lock = threading.Lock()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +28,7 @@ class EventLog:
         """Write `{"t": now, "event": event, …}` and return it. `t` is in seconds since 1970."""
         record = {"t": round(self._clock(), 4), "event": event, **fields}
         if self._file is not None:
-            line = json.dumps(record) + "\n"
+            line = json.dumps(record | self._whose) + "\n"
             self._append(line)
         return record
 

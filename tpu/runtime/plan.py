@@ -19,7 +19,10 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Plan:
-    """One process of one attempt. `stop_steps` are sorted and end with `last_step`."""
+    """One process of one attempt. `stop_steps` are sorted and end with `last_step`.
+
+    `member` is the run's name if the process trains several: events then say whose they are.
+    """
 
     run_dir: str
     attempt: int
@@ -33,6 +36,7 @@ class Plan:
     events_path: Path | None = None
     allow_mixed: bool = False
     keep: KeepRule = KEEP_ALL
+    member: str = ""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Plan:
@@ -69,6 +73,11 @@ class Plan:
             allow_mixed=environment.get("RELAY_ALLOW_MIXED", "0") == "1",
             keep=keep,
         )
+
+    @property
+    def compile_cache_dir(self) -> Path:
+        """A folder of this host that outlives the attempt."""
+        return Path.home() / ".relay" / "compile-cache"
 
     def config(self) -> dict[str, object]:
         """The run's `training` section; empty if it has none."""

@@ -104,11 +104,12 @@ class Segment:
     ) -> None:
         self.plan = plan
         self.step = 0
+        self.committed = 0  # the newest step that counts; 0 if there is none, or none is known yet
         self._extra = environment
         self._environment: Facts = {}
         self._mixed = False
         self._leads = plan.process_id == 0
-        self._events = EventLog(plan.events_path)
+        self._events = EventLog(plan.events_path, plan.member)
         self._metrics = MetricsWriter(plan.run_dir, plan.attempt) if self._leads else None
         self._saver: Saver | None = None
         self._kept_step: int | None = None  # the newest step of which nothing would be lost now
@@ -158,7 +159,7 @@ class Segment:
     @property
     def compile_cache_dir(self) -> Path:
         """A folder of this host that outlives the attempt."""
-        return Path.home() / ".relay" / "compile-cache"
+        return self.plan.compile_cache_dir
 
     def __enter__(self) -> Segment:
         self._install_stop_rule()
@@ -223,7 +224,7 @@ class Segment:
         state = placed_leaves(
             state, lambda n, leaf: placed(n, leaf, found.arrays[n]) if n in leaves else leaf
         )
-        self.step = self._kept_step = found.step
+        self.step = self.committed = self._kept_step = found.step
         self._event("restored", step=found.step, attempt=found.attempt, mixed=self._mixed)
         return state
 
@@ -289,9 +290,7 @@ class Segment:
         if not (noticed or step in self._stop_steps):
             return
         with self.phase("save"):
-            if step != self._kept_step:
-                self._open_saver(state).save(step, leaves_of(state))
-                self._kept_step = step
+            self.save(step, state)
             if noticed:
                 self._leave_noticed(step)
             if last:
@@ -299,6 +298,15 @@ class Segment:
                 self._event("done", step=step)
         if last:
             self.phase("other")
+
+    def save(self, step: int, state: Any) -> None:
+        """Begin to save now, whatever the stop steps are; the rest happens beside the training.
+
+        A process that trains several runs begins all of their saves before it waits for one by `checkpoint`.
+        """
+        if step != self._kept_step:
+            self._open_saver(state).save(step, leaves_of(state))
+            self._kept_step = step
 
     def phase(self, name: Phase) -> _During:
         """Say what the process does from now on; as a `with` block it goes back afterwards."""
@@ -373,6 +381,8 @@ class Segment:
 
     def _event(self, event: str, /, **fields: object) -> None:
         record = self._events.write(event, **fields)
+        if event == "commit" and isinstance(step := fields["step"], int):
+            self.committed = max(self.committed, step)
         if self._metrics is None:
             return
         if event == "step":

@@ -52,21 +52,26 @@ class IclWorkload:
         return {"tasks": pretraining_tasks(self.settings.tasks, self.settings.dimensions, self.seed)}
 
     def batch(self, data: dict[str, jax.Array], key: jax.Array) -> Regressions:
-        """The batch of one step, a function of the key."""
+        """The batch of one step, a function of the key. Of tasks that are padded `data` says the real `count`."""
         task_key, key = jax.random.split(key)
-        w = draw_tasks(data.get("tasks"), task_key, self.settings.batch, self.settings.dimensions)
-        return draw_regressions(self.settings, w, key)
+        settings = self.settings
+        w = draw_tasks(data.get("tasks"), task_key, settings.batch, settings.dimensions, data.get("count"))
+        return draw_regressions(settings, w, key)
 
     def loss(self, model: Transformer, batch: Regressions) -> jax.Array:
         """Mean square error against the noisy labels, over all examples of all sequences."""
         return jnp.square(predict(model, batch) - batch.y).mean()
 
 
-def draw_tasks(tasks: jax.Array | None, key: jax.Array, count: int, dimensions: int) -> jax.Array:
-    """`count` tasks (count, D), drawn evenly from `tasks`, or new from N(0, I) if None."""
+def draw_tasks(
+    tasks: jax.Array | None, key: jax.Array, count: int, dimensions: int, among: jax.Array | None = None
+) -> jax.Array:
+    """`count` tasks (count, D), drawn evenly from the first `among` of `tasks`, all if None; new from N(0, I) if there
+    are no `tasks`."""
     if tasks is None:
         return jax.random.normal(key, (count, dimensions))
-    return jnp.take(tasks, jax.random.randint(key, (count,), 0, tasks.shape[0]), axis=0)
+    end = tasks.shape[0] if among is None else among
+    return jnp.take(tasks, jax.random.randint(key, (count,), 0, end), axis=0)
 
 
 def draw_regressions(settings: Icl, w: jax.Array, key: jax.Array) -> Regressions:

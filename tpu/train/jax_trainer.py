@@ -46,7 +46,7 @@ def _train(seg: segment.Segment, cache: CompileCache, fetching: Background) -> N
     configuration = Configuration.from_values(seg.config)
     training = configuration.training
     workload = make_workload(configuration)
-    data, state, mesh = workload.load_data(), initial_state(training, workload), slice_mesh()
+    data, state, mesh = workload.load_data(), initial_state(workload), slice_mesh()
     with seg.phase("compile"):
         fetching.wait(FETCH_DEADLINE_S)
         use_cache(cache)
@@ -82,15 +82,14 @@ def _follow(seg: segment.Segment, training: Training, program: Program, state: A
 
 
 def _log(seg: segment.Segment, training: Training, step: int, count: int, result: CallResult) -> None:
-    """Log the log steps of a call; waits for the devices only if it has one.
+    """Log the log steps of a call; waits for the devices only if it has one."""
+    import numpy as np
 
-    The loss of step s is that of the batch of update s, before it. Which steps are logged does not depend on
-    where calls, segments or attempts begin.
-    """
-    due = [s for s in range(step + 1, step + count + 1) if s % training.log_every == 0 or s == seg.last_step]
+    from tpu.train.step import logged_steps
+
+    due = logged_steps(training, step, count, seg.last_step)
     if not due:
         return
-    import numpy as np
 
     losses, norms = np.asarray(result.loss), np.asarray(result.gradient_norm)
     for s in due:

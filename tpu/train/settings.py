@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tpu.train.form import plain_optionals
 
+Schedule = Literal["constant", "triangle", "cosine"]
+
 
 class _Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=plain_optionals)
@@ -29,7 +31,7 @@ class Optimizer(_Settings):
     """Adam with a learning rate that is a function of the step alone."""
 
     learning_rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
-    schedule: Literal["constant", "triangle", "cosine"] = Field(
+    schedule: Schedule = Field(
         default="triangle",
         description="Shape over `schedule_steps`: triangle and cosine warm up first and end at 0.",
     )

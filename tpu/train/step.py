@@ -45,10 +45,17 @@ class CallResult(NamedTuple):
 Program = Callable[..., tuple[State, CallResult]]
 
 
-def initial_state(training: Training, workload: Workload) -> State:
+def initial_state(workload: Workload) -> State:
     """The state before the first step, with NumPy leaves."""
     model = workload.draw_model()
-    return {"params": model, "optimizer": optimizer.initial_state(training.optimizer, model)}
+    return {"params": model, "optimizer": optimizer.initial_state(model)}
+
+
+def updated(state: State, gradients: Any, update: optax.GradientTransformation, rate: jax.Array) -> State:
+    """The state after one update at a learning rate."""
+    steps, moments = update.update(gradients, state["optimizer"], state["params"])
+    parameters = jax.tree.map(lambda p, s: p - rate * s, state["params"], steps)
+    return {"params": parameters, "optimizer": moments}
 
 
 def lower_program(
@@ -63,17 +70,15 @@ def lower_program(
     where = state_shardings(mesh, state, training.shard_parameters)
     in_parts = batch_sharding(mesh)
     loss_and_gradients = _loss_and_gradients(training, workload, mesh, where["params"])
-    update = optimizer.direction(training.optimizer)
+    update = optimizer.direction(training.optimizer.clip_norm, training.optimizer.weight_decay or None)
+    rate = optimizer.rate_of(training.optimizer, training.schedule_steps)
 
     def train_step(state: State, data: Any, seed: jax.Array, step: jax.Array) -> tuple[State, CallResult]:
         key = jax.random.fold_in(jax.random.key(seed), step)
         batch = jax.lax.with_sharding_constraint(workload.batch(data, key), in_parts)
         loss, gradients = loss_and_gradients(state["params"], batch)
-        norm = optax.global_norm(gradients)
-        steps, moments = update.update(gradients, state["optimizer"], state["params"])
-        rate = optimizer.learning_rate(training.optimizer, training.schedule_steps, step)
-        parameters = jax.tree.map(lambda p, s: p - rate * s, state["params"], steps)
-        return {"params": parameters, "optimizer": moments}, CallResult(loss, norm)
+        now = optimizer.learning_rate(training.optimizer.schedule, rate, step)
+        return updated(state, gradients, update, now), CallResult(loss, optax.global_norm(gradients))
 
     def train_call(state: State, data: Any, seed: jax.Array, first: jax.Array, count: jax.Array):
         empty = CallResult(*(jnp.zeros(training.steps_per_call) for _ in CallResult._fields))
@@ -125,3 +130,12 @@ def _loss_and_gradients(training: Training, workload: Workload, mesh: Mesh, wher
 def call_arguments(seed: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The scalar arguments of a call: `count` steps after `first` are done."""
     return np.uint32(seed), np.int32(first), np.int32(count)  # type: ignore[return-value]
+
+
+def logged_steps(training: Training, step: int, count: int, last_step: int) -> list[int]:
+    """The log steps of a call that does `count` steps after `step`, and the last one of all.
+
+    The loss of step s is that of the batch of update s, before it. Which steps are logged does not depend on where
+    calls, segments or attempts begin.
+    """
+    return [s for s in range(step + 1, step + count + 1) if s % training.log_every == 0 or s == last_step]
