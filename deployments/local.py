@@ -15,12 +15,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from deployments.background import Background
 from deployments.deploy import POOL, deploy_flows, make_work_pool
@@ -68,8 +70,13 @@ class Local:
         self._wanted = given.get("DB", "")
         self._for_server = {name: given[name] for name in OF_THE_SERVER if name in given}
         self._given = {name: value for name, value in given.items() if name not in (*OF_MAKE, *OF_THE_SERVER)}
-        self.own_server = not given.get("PREFECT_API_URL")
-        self.own_cloud = not (given.get("TPU_RELAY_PROJECT") or given.get("GOOGLE_CLOUD_PROJECT"))
+        # A terminal that was told where ours are has them in its variables; these outlive `make down`.
+        self.own_server = not given.get("PREFECT_API_URL") or given.get("PREFECT_HOME") == str(
+            self.prefect_home
+        )
+        record = self.emulator()
+        named = given.get("TPU_RELAY_PROJECT") or given.get("GOOGLE_CLOUD_PROJECT")
+        self.own_cloud = not named or (record is not None and given.get("TPU_RELAY_API_KEY") == record.key)
 
     def emulator(self) -> EmulatorRecord | None:
         return read_record(self.emulator_folder)
@@ -137,6 +144,10 @@ class Local:
             raise NotUp(
                 "DB is for the server that is started here, but PREFECT_API_URL leads to one: unset one"
             )
+        if not self.own_server:
+            _check_answers(self._given["PREFECT_API_URL"], "PREFECT_API_URL")
+        if not self.own_cloud and (emulated := self._given.get("TPU_RELAY_REST_ENDPOINT")):
+            _check_answers(emulated, "TPU_RELAY_*")
         if self._wanted not in ("", "sqlite"):
             url = wanted_url(self._wanted)
             if url is None:
@@ -190,6 +201,7 @@ class Local:
     def _start_server(self) -> None:
         lives = self.server.pid() is not None
         if lives and (self.database() != "PostgreSQL" or ((own := self.postgres()) and own.pid())):
+            self._await_server()  # an earlier `make up` may not have waited for it
             return
         if lives:
             say("its PostgreSQL has ended: the Prefect server is started again")
@@ -218,13 +230,21 @@ class Local:
                 )
             port = free_port(PREFECT_PORT)
         self.prefect_home.mkdir(parents=True, exist_ok=True)
-        process = self.server.start(
+        self.server.start(
             [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
             self._given | settings(self.prefect_home) | database,
         )
         self._address.write_text(f"http://127.0.0.1:{port}/api")
         self._database.write_text(self._wanted_database())
-        wait_until_healthy(process, f"http://127.0.0.1:{port}/api/health", self.server.log)
+        self._await_server()
+
+    def _await_server(self) -> None:
+        wait_until_healthy(
+            lambda: self.server.pid() is not None,
+            self._address.read_text(),
+            self.prefect_home,
+            self.server.log,
+        )
 
     def down(self) -> None:
         """End all of it: runs first, in order, so that no slice of a real project is left.
@@ -399,6 +419,18 @@ def check_commit() -> None:
         )
     if subprocess.run(["git", "status", "--porcelain"], capture_output=True, check=False).stdout:
         say("note: changes that are not committed are not in what is deployed; commit, then `make up` again")
+
+
+def _check_answers(url: str, variables: str) -> None:
+    """Raises NotUp if nobody listens at an address that the terminal's variables name."""
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=10).close()
+    except OSError as error:
+        raise NotUp(
+            f"nothing answers at {url} ({error}): unset {variables} to have one of your own started here"
+        ) from None
 
 
 def _ui(api_url: str) -> str:

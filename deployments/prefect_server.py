@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from deployments.postgres import VARIABLE
 
-START_S = 120.0
+# A busy machine takes minutes to import Prefect and to make the tables.
+START_S = 300.0
 
 
 def settings(folder: Path) -> dict[str, str]:
@@ -67,7 +68,7 @@ def prefect_server(
             stderr=output,
         )
     try:
-        wait_until_healthy(server, f"http://127.0.0.1:{port}/api/health", log)
+        wait_until_healthy(lambda: server.poll() is None, environment["PREFECT_API_URL"], folder, log)
         yield environment
     finally:
         server.terminate()
@@ -90,12 +91,31 @@ def free_port(wanted: int = 0) -> int:
         return listener.getsockname()[1]
 
 
-def wait_until_healthy(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_until_healthy(alive: Callable[[], bool], api_url: str, home: Path, log: Path) -> None:
+    """Return when the server of this PREFECT_HOME answers; another one may have been quicker to take its port.
+
+    Raises:
+        RuntimeError: it did not come up; the message says why, and names its log.
+    """
     deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if server.poll() is not None:
-            break
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2):
+    while alive() and time.monotonic() < deadline:
+        if _home_of(api_url) == home.absolute():
             return
         time.sleep(0.2)  # polling another process: there is nothing to be told by
-    raise RuntimeError(f"the Prefect server did not come up; its log: {log}")
+    if alive():
+        raise RuntimeError(
+            f"the Prefect server did not come up within {START_S:.0f} s; it may still, so try again. Its log: {log}"
+        )
+    said = [line for line in log.read_text(errors="replace").splitlines() if "rror" in line]
+    raise RuntimeError(
+        f"the Prefect server ended at its start: {said[-1] if said else 'see its log'} ({log})"
+    )
+
+
+def _home_of(api_url: str) -> Path | None:
+    """PREFECT_HOME of the server that answers here, if one does."""
+    try:
+        with urllib.request.urlopen(f"{api_url}/admin/settings", timeout=5) as answer:
+            return Path(json.load(answer)["home"]).absolute()
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
