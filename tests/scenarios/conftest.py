@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -122,13 +123,14 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def flow_process(
-        self, run: RunConfig, folder: Path, *arguments: str
+        self, run: RunConfig, folder: Path, *arguments: str, search: dict[str, Any] | None = None
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """`python -m flows.train` as a process of its own, so that it can be killed; killed at the end of the block."""
+        """`python -m flows.train` (or flows.sweep, with a search) as a process; killed at the end of the block."""
         file = folder / f"{run.name}.yaml"
-        file.write_text(run.model_dump_json())  # JSON is YAML
+        values = run.model_dump(mode="json", exclude_unset=search is not None)
+        file.write_text(json.dumps(values if search is None else {"run": values} | search))  # JSON is YAML
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "flows.train", str(file), *arguments,
+            sys.executable, "-m", "flows.train" if search is None else "flows.sweep", str(file), *arguments,
             env=os.environ | self.environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.sweep import sweep
 from tests.scenarios.conftest import Lab, Pool, beside
+from tpu.connection import Connection
 from tpu.runs.config import RunConfig
+from tpu.runs.controller import observe
+from tpu.runs.overview import list_runs
 from tpu.slices.lease import LeaseState
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.config import Search, SweepError, check_sweep, parse_search
 from tpu.sweeps.trial import trial_run
+from tpu.worker.ending import end_run_of
 
 SIZES = "variables.NUMPY_SIZE"
 
@@ -37,7 +42,7 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
     lab: Lab, pool: Pool
 ):
     await pool.set(max_slices=2)
-    base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2})
+    base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2, "price_an_hour": 4.0})
     search = search_of(base, at_once=3)
     async with beside(sweep(base, search)) as task:
         await lab.until(lambda: len(lab.ready_nodes()) == 2, "both slices are there", task)
@@ -56,6 +61,8 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
     preempted = [t.run for t in trials if lab.verdicts(t.run) == ["preempted", "finished"]]
     assert sorted(preempted) == sorted(holder.run for holder in full.holders)
     assert [lab.verdicts(t.run) for t in trials if t.run not in preempted] == [["finished"]] * 4
+    lines = {line.name: line for line in list_runs(Connection.from_environment().bucket)}
+    assert all((lines[trial.run].dollars or 0.0) > 0.0 for trial in trials)
     # Two slices, and one for the preempted one: none was made for a trial that could have had the last one's chips.
     assert len([one for one in await pool.leases() if one.ready is not None]) == 3
     assert all(one.state is LeaseState.GONE for one in await pool.leases())
@@ -91,4 +98,27 @@ async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial
     with pytest.raises(SweepError, match="never logged 'accuracy'; it logged loss"):
         await sweep(base, search_of(base, metric={"name": "accuracy", "goal": "maximize"}))
     assert len(book(lab, "blind").trials()) <= 2
+    lab.assert_nothing_left()
+
+
+async def test_what_a_killed_sweep_leaves_is_ended_with_its_flow_run(lab: Lab, pool: Pool, tmp_path: Path):
+    await pool.set(max_slices=1)
+    base = lab.numpy_run("killed", steps=5000, every=10, step_s=0.1, slice={"chips": 2})
+    space = {"parameters": {SIZES: {"values": ["64", "96"]}}}
+    async with lab.flow_process(base, tmp_path, search=space) as process:
+        await lab.until(lambda: len(book(lab, "killed").trials()) == 2, "both trials are begun")
+        trials = book(lab, "killed").trials()
+        await lab.until(lambda: all(lab.newest_step(t.run) >= 10 for t in trials), "both train")
+        process.kill()
+        await process.wait()
+    seen = observe(lab.directory(trials[0].run))
+    assert seen is not None
+    flow_run = seen[0].owner.flow_run
+    assert (
+        await end_run_of(Connection.from_environment(), "killed", "another flow run")
+        == "nothing is left of the sweep killed"
+    )
+    assert len(lab.ready_nodes()) == 1
+    told = await end_run_of(Connection.from_environment(), "killed", flow_run)
+    assert told == "nothing is left of the sweep killed; 2 trial(s) were ended"
     lab.assert_nothing_left()

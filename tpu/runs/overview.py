@@ -67,12 +67,13 @@ def _line(run_dir: str, name: str) -> RunLine | None:
     fence, seen = load_fence(run_dir), observe(run_dir)
     # The fence tells how far a run is, but not why it is no further, and nothing of a foreign command's end.
     whole = record.config.commits and reached(record, fence, ()) >= record.config.steps
-    events = [] if whole or seen is None else load_events(run_dir)
+    # Of a run that is over its report knows the cost (a trial has none): many small objects need not be read for it.
+    dollars = saved_dollars(run_dir) if whole else None
+    events = [] if whole and dollars is not None else load_events(run_dir)
+    dollars = make_sum(events, time.time()).dollars if dollars is None else dollars
     parent = f"{record.parent['run']}@{record.parent['step']}" if record.parent else ""
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     steps = record.config.steps if record.config.commits else None
-    # Of a run that is over its report knows the cost; its events, many small objects, need not be read for that.
-    dollars = saved_dollars(run_dir) if whole else make_sum(events, time.time()).dollars
     return RunLine(name, reached(record, fence, events), steps, state, record.created, parent, dollars)
 
 

@@ -145,7 +145,7 @@ def to_markdown(report: Report, pictures: Mapping[str, str], links: Mapping[str,
     """The report as Markdown; `pictures` are URLs of those of `draw`, `links` those of tpu.runs.links."""
     outcome, _, why = report.verdict.splitlines()[0].partition(": ")
     lines = [f"# Run {report.record.config.name}: {outcome}", ""]
-    lines += [f"{why}.", ""] if why else []
+    lines += [f"{why.rstrip('.')}.", ""] if why else []
     first, *facts = [f"| {name} | {value} |" for name, value in _facts(report)]
     lines += [first, "| --- | --- |", *facts, ""]
     if url := pictures.get("timeline"):

@@ -1,4 +1,4 @@
-"""`python -m tpu.worker.ending RUN FLOW_RUN_ID`: leave nothing of a run whose flow run has ended.
+"""`python -m tpu.worker.ending RUN FLOW_RUN_ID`: leave nothing of a run, or a sweep, whose flow run has ended.
 
 A process of its own, since a flow run may have another project, bucket and credentials than its worker.
 """
@@ -12,6 +12,9 @@ from tpu.connection import Connection
 from tpu.runs.controller import RunIsDriven, observe
 from tpu.runs.record import RunNotFound, run_directory
 from tpu.runs.stopping import stop_run
+from tpu.sweeps.book import SweepBook, sweep_directory
+
+OF_ANOTHER = "it is another flow run's now: nothing is touched"
 
 
 async def end_run_of(connection: Connection, run: str, flow_run_id: str) -> str:
@@ -26,9 +29,9 @@ async def end_run_of(connection: Connection, run: str, flow_run_id: str) -> str:
     run_dir = run_directory(connection.bucket, run)
     seen = await asyncio.to_thread(observe, run_dir)
     if seen is None:
-        return f"nothing is left of {run}: it was never begun"
+        return await _end_trials_of(connection, run, flow_run_id)
     if seen[0].owner.flow_run != flow_run_id:
-        return f"{run} is another flow run's now"
+        return OF_ANOTHER
     told: list[str] = []
     try:
         await stop_run(connection, run_dir, told.append, flow_run_id)
@@ -37,6 +40,19 @@ async def end_run_of(connection: Connection, run: str, flow_run_id: str) -> str:
     except RunIsDriven as taken:
         return str(taken)
     return told[-1]
+
+
+async def _end_trials_of(connection: Connection, sweep: str, flow_run_id: str) -> str:
+    """A sweep that was killed could not end its trials, which are runs of the same flow run."""
+    book = SweepBook(sweep_directory(connection.bucket, sweep))
+    trials = await asyncio.to_thread(book.trials)
+    if not trials:
+        return f"nothing is left of {sweep}: it was never begun"
+    settled = await asyncio.to_thread(book.outcomes)
+    left = [trial.run for trial in trials if trial.number not in settled]
+    told = await asyncio.gather(*(end_run_of(connection, run, flow_run_id) for run in left))
+    ended = len(told) - told.count(OF_ANOTHER)
+    return f"nothing is left of the sweep {sweep}" + (f"; {ended} trial(s) were ended" if ended else "")
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                 case "ask" if not asked:
                     asked = bool(await asyncio.to_thread(ask_flow, key))
                 case "kill":
-                    if begun(history):
+                    if begun(history) and not history[-1].is_final():
                         log.warning("the flow did not end when it was cancelled: its processes are killed")
                     await asyncio.to_thread(end_processes, key, signal.SIGKILL)
                 case "say that it lives" if history[-1].id != answered:
