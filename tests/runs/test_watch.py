@@ -59,14 +59,24 @@ class Watched:
 
 
 @contextlib.asynccontextmanager
-async def followed(slice: Slice, spec: GangSpec, **options: Any) -> AsyncIterator[Watched]:
+async def followed(
+    slice: Slice, spec: GangSpec, progress_s: float = 60.0, **options: Any
+) -> AsyncIterator[Watched]:
     """A gang on both hosts with a watch that has heard of each."""
     async with slice.connect() as group:
         await start_gang(group, spec)
     async with open_cloud(slice.connection) as cloud, watching(cloud, SystemClock()) as monitor:
         word = monitor.watch("us-central2-b", slice.name, spot=True, was_ready=True)
         watch = GangWatch(
-            slice.hosts, spec, slice.connection, slice.identity, word, SystemClock(), Deaf(), 60.0, **options
+            slice.hosts,
+            spec,
+            slice.connection,
+            slice.identity,
+            word,
+            SystemClock(),
+            Deaf(),
+            progress_s,
+            **options,
         )
         watched = Watched(watch)
         try:
@@ -168,3 +178,14 @@ async def test_a_gang_with_its_last_commit_is_told_to_leave_by_nobody(pair: Slic
         await asyncio.sleep(2.5)  # both reasons to leave have been there for all this time
         assert gang.going_on
         assert not gang.view.told_to_leave
+
+
+async def test_a_command_that_prints_is_not_hung_and_one_that_is_silent_is(pair: Slice) -> None:
+    talks = pair.gang("while [ ! -e quiet ]; do echo up; sleep 0.3; done; rm quiet; sleep 600")
+    async with followed(pair, talks, progress_s=2.0, output_counts=True) as gang:
+        await asyncio.sleep(4.0)  # twice as long as it may be silent
+        assert gang.going_on
+        async with pair.connect() as group:
+            await group.run("touch quiet", timeout_s=10.0)
+        view, _ = await gang.ended(time.monotonic())
+        assert view.hung_s is not None

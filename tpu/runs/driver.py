@@ -203,6 +203,7 @@ class RunDriver:
             self._slices.slice.hosts, spec, self._run.connection, self._run.identity, self._slices.word,
             self._run.clock, self._listener, self.record.config.progress_minutes * 60, self._slices.save_at(),
             lambda committed: self._slices.why_leave(committed, eviction), self.record.config.steps,
+            output_counts=not self.record.config.commits,
         )  # fmt: skip
         for host in self._watch.view.hosts:
             host.ended_by_us = host.address in ended_by_us

@@ -137,11 +137,13 @@ class GangWatch:
         save_at: tuple[float, str] | None = None,
         why_leave: Callable[[int], str | None] = lambda committed: None,
         last_step: int | None = None,
+        output_counts: bool = False,
     ) -> None:
         """`save_at` is when the gang has to save because its slice's life is over (since 1970), and which life.
 
         `why_leave` is asked with the last step that is committed, and says why the gang has to leave its slice to
         others, as soon as that is so. With a commit of `last_step` it is about to leave by itself, and told nothing.
+        With `output_counts` a line that the program prints is progress, too: of a foreign command no steps are known.
         """
         self.view = GangView([HostView(address) for address in hosts])
         self._spec = spec
@@ -154,6 +156,7 @@ class GangWatch:
         self._save_at = save_at
         self._why_leave = why_leave
         self._last_step = last_step
+        self._output_counts = output_counts
         self._moved = asyncio.Event()
         self._dropped = asyncio.Event()
         self._last_progress = clock.monotonic()
@@ -263,6 +266,8 @@ class GangWatch:
     def _hear(self, host: HostView, signal: Any) -> None:
         match signal:
             case Log():
+                if self._output_counts:
+                    self._last_progress = self._clock.monotonic()
                 host.log_offset = signal.offset
                 host.tail.append(signal.line)
                 self._listener.on_log(host.address, signal.line)
@@ -309,6 +314,8 @@ class GangWatch:
             case "commit":
                 view.commits.append((at, record["step"]))
                 view.committed = max(view.committed, record["step"])
+                self._last_progress = self._clock.monotonic()
+            case "logged":
                 self._last_progress = self._clock.monotonic()
             case "restored":
                 resumed = record["step"] or 0
