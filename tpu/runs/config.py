@@ -222,6 +222,12 @@ class RunConfig(_Part):
         description="The command restores, logs and checkpoints through tpu.runtime.segment, so it has segments; "
         "without it a command is one segment and resumes by its own means.",
     )
+    metrics_file: str | None = Field(
+        default=None,
+        description="File of JSON lines that a command without `contract` writes, relative to its folder. Their "
+        "numbers are its metrics, as are those of JSON lines that it prints and what it logs to Weights & Biases.",
+        examples=["out/metrics.jsonl"],
+    )
     seed: int = Field(
         default=0, ge=0, lt=2**32, description="RELAY_SEED of a command; a built-in training has its own."
     )
@@ -277,7 +283,9 @@ class RunConfig(_Part):
         default=25, gt=0, le=600, description="From SIGTERM to SIGKILL; a spot notice gives 30 s."
     )
     progress_minutes: float = Field(
-        default=20, gt=0, description="A gang without a new step for so long is taken as hung."
+        default=20,
+        gt=0,
+        description="A gang without a new step, a command without a line of output, for so long is taken as hung.",
     )
     allow_mixed: bool = Field(
         default=False, description="Resume also on another chip or library version; marks the run mixed."
@@ -338,6 +346,10 @@ class RunConfig(_Part):
         if self.training is not None and (self.contract or self.seed):
             raise ValueError(
                 "`contract` and `seed` belong to a `command`; the seed of a training is training.seed"
+            )
+        if self.metrics_file is not None and self.commits:
+            raise ValueError(
+                "`metrics_file` belongs to a `command` without `contract`; others log to the run itself"
             )
         if len(self.slice.types) > 1 and not self.allow_mixed:
             raise ValueError(

@@ -121,7 +121,7 @@ def gang_spec(
     """What every host of the slice is to run for this attempt, on the chips that the run holds."""
     config = record.config
     kind = accelerator_type(ready.request.accelerator_type)
-    program = config.command or [installed.python, *TRAINERS[config.framework]]
+    program = _program(config, installed)
     common = (
         FRAMEWORK_VARIABLES[config.framework]
         | config.variables
@@ -167,6 +167,17 @@ def gang_spec(
         cwd=installed.folder,
         tenant=tenant,
     )
+
+
+def _program(config: RunConfig, installed: Installed) -> list[str]:
+    if config.command is None:
+        return [installed.python, *TRAINERS[config.framework]]
+    if config.contract:
+        return config.command
+    # Ours is the last folder; nothing of the command's own is imported, whatever it is called.
+    wrapper = [installed.python, "-I", "-S", f"{installed.python_path[-1]}/tpu/runtime/foreign.py"]
+    file = ["--metrics-file", config.metrics_file] if config.metrics_file else []
+    return [*wrapper, *file, "--", *config.command]
 
 
 def why_not_taken_up(status: HostStatus) -> str | None:

@@ -85,6 +85,21 @@ def read_metrics(run_dir: str, fence: Fence) -> list[dict[str, object]]:
     return merged(records, fence)
 
 
+def read_logged(run_dir: str) -> list[dict[str, object]]:
+    """As read_metrics, of a program without checkpoints of ours: what an attempt logs from its first step on counts in
+    place of what those before it did."""
+    rows: dict[int, dict[str, object]] = {}
+    newest = 0
+    for attempt, record in read_records(run_dir):
+        step = record.get("step")
+        if not isinstance(step, int) or "event" in record:
+            continue
+        if attempt > newest:
+            rows, newest = {at: row for at, row in rows.items() if at < step}, attempt
+        rows[step] = rows.get(step, {}) | record | {"attempt": attempt}
+    return [rows[step] for step in sorted(rows)]
+
+
 def read_events(run_dir: str) -> list[tuple[int, dict[str, object]]]:
     """(attempt, event) of all attempts' metrics parts, in the order they were written."""
     return [(attempt, record) for attempt, record in read_records(run_dir) if "event" in record]
