@@ -19,6 +19,7 @@ import typer
 from flows.configured import configured_connection
 from flows.pool_command import pool_app
 from flows.preflight_command import preflight
+from flows.sweep_command import sweep_app
 
 if TYPE_CHECKING:
     from tpu.connection import Connection
@@ -29,6 +30,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 app.add_typer(pool_app, name="pool")
+app.add_typer(sweep_app, name="sweep")
 app.command()(preflight)
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="name of a run")]

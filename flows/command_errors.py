@@ -25,6 +25,9 @@ from tpu.slices.lease_book import LeaseContended
 from tpu.slices.pool_names import NoSuchPool
 from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
+from tpu.sweeps.steering import SweepNotFound, WishRefused
+from tpu.sweeps.trial import MalformedTrial
+from tpu.sweeps.wishes import MalformedWishes, WishesContended
 from tpu.topology import UnknownAcceleratorType
 from tpu.train.text import TextNotFoundError
 
@@ -33,12 +36,13 @@ PROBLEM, WRONG_USAGE = 1, 2
 _WRONG_USAGE = (
     ConnectionSettingsError, RunConfigError, RunNotFound, RunNameTaken, TooFewSteps, NoSuchCheckpoint, NoSuchHost,
     NoLog, RouteError, TextNotFoundError, PoolSettingsError, UnknownAcceleratorType, InvalidCheckpointName, NoEvaluator,
+    SweepNotFound, WishRefused,
 )  # fmt: skip
 PROBLEMS = (
     BucketUnusable, StorageUnavailable, Damaged, MalformedFence, FenceContended, StaleGeneration, CloudError,
     HostNotReady, HostUnreachable, IdentityError, ProfileFailed, NotStopped, RunIsDriven, ControllerLost, OSError,
     MalformedRecord, MalformedController, MalformedEvent, MalformedShared, SharedContended,
-    MalformedLease, LeaseContended, NoSuchPool,
+    MalformedLease, LeaseContended, NoSuchPool, MalformedTrial, MalformedWishes, WishesContended,
 )  # fmt: skip
 
 

@@ -39,7 +39,9 @@ from tpu.slices.pool_settings import PoolSettingsError
 from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.sweeps.config import SweepError
 from tpu.sweeps.search import StudyError
+from tpu.sweeps.steering import SweepNotFound, WishRefused
 from tpu.sweeps.trial import MalformedTrial
+from tpu.sweeps.wishes import MalformedWishes, WishesContended
 from tpu.train.text import TextNotFoundError
 
 EXPECTED = (
@@ -49,7 +51,7 @@ EXPECTED = (
     HostUnreachable, SyncError, FenceContended, LeaseContended, MalformedLease, PoolSettingsError,
     NoSuchPool, RunConfigError, NoSuchSecret, ForkUnfinished, StorageUnavailable, TextNotFoundError,
     InvalidCheckpointName, NoEvaluator, NoSuchCheckpoint, RunNotFound,
-    SweepError, StudyError, MalformedTrial,
+    SweepError, StudyError, MalformedTrial, SweepNotFound, WishRefused, MalformedWishes, WishesContended,
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
 from tasks.secrets import load_secrets
 from tasks.sweep_board import SweepPage, headline
-from tasks.trial import train_trial
+from tasks.trial import PRUNED, train_trial
 from tpu.checkpoint import objects
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import SystemClock
@@ -30,9 +30,8 @@ from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.code import resolve_code
 from tpu.runs.config import RunConfig, RunConfigError, parse_changes, parse_run_config
 from tpu.runs.controller import this_process
-from tpu.runs.cost_limit import MaxCostReached
 from tpu.runs.opening import become_controller, sharing
-from tpu.runs.record import run_directory
+from tpu.runs.record import RunNotFound, renew_code, run_directory
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested, Tenure
 from tpu.runs.trimming import delete_idle
@@ -42,11 +41,15 @@ from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.carrier import Carrier, Crew
 from tpu.sweeps.config import Search, SweepError, check_sweep, load_sweep, places_of
+from tpu.sweeps.course import Course
 from tpu.sweeps.outcome import Outcome, read_outcome
 from tpu.sweeps.outcome import State as Ended
+from tpu.sweeps.pruner import for_trials
+from tpu.sweeps.pruning import Judge
 from tpu.sweeps.queue import Queue
 from tpu.sweeps.search import Searcher, storage_url
 from tpu.sweeps.trial import NAME_LENGTH, Trial, trial_run
+from tpu.sweeps.wishes import WishBox
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
@@ -58,6 +61,7 @@ async def sweep(
     changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
     fresh_name: bool = False,
     rerun_failed: bool = False,
+    code: str = "",
 ) -> dict[str, Any] | State[Any]:
     """Train every trial of a sweep on preemptible TPU slices.
 
@@ -69,9 +73,11 @@ async def sweep(
         fresh_name: Add this flow run's id to the sweep's name, so that every start is a sweep of its own. Without it a
             second start of the same name goes on with the first one's.
         rerun_failed: Start trials that failed or were stopped again, too.
+        code: Newer code for these and for trials that begin from now on, as `code` of a run has it; `newest` is that of
+            `run` as it is now. If empty, all have the code of the sweep's first start.
 
     Returns:
-        How many trials finished, failed and were stopped, and the best one.
+        How many trials finished, were pruned, failed and were stopped, and the best one.
     """
     log_plainly()
     log = get_run_logger()
@@ -82,7 +88,7 @@ async def sweep(
                 run = parse_run_config(values)
             run = named_by_schedule(run)
             check_sweep(run, search)
-            return await sweep_to_the_end(run, search, rerun_failed, log)
+            return await sweep_to_the_end(run, search, rerun_failed, log, code)
         except StopRequested as stopped:
             return Cancelled(message=f"{stopped}; started again it goes on")
         except EXPECTED as error:
@@ -108,7 +114,9 @@ def scheduled_name(name: str, time: str) -> str:
     return f"{name[: NAME_LENGTH - len(time) - 1].rstrip('-')}-{time}"
 
 
-async def sweep_to_the_end(run: RunConfig, search: Search, rerun_failed: bool, log: Log) -> dict[str, Any]:
+async def sweep_to_the_end(
+    run: RunConfig, search: Search, rerun_failed: bool, log: Log, newer: str
+) -> dict[str, Any]:
     """Train all trials, delete the slices that nobody needs any more, and report."""
     connection, clock = Connection.from_environment(), SystemClock()
     await asyncio.to_thread(objects.check_bucket, connection.bucket)
@@ -119,14 +127,17 @@ async def sweep_to_the_end(run: RunConfig, search: Search, rerun_failed: bool, l
     book, pools = SweepBook(sweep_dir), GcsLeaseBook(connection.bucket, log.info)
     tenure.start()
     try:
-        code = await asyncio.to_thread(resolve_code, run.code, Path.cwd(), connection.home / "git")
-        # One version for all trials, also of those that a later start adds.
-        code_url = await asyncio.to_thread(book.open, run, search, code)
+        source = run.code if newer in ("", "newest") else newer
+        code = await asyncio.to_thread(resolve_code, source, Path.cwd(), connection.home / "git")
+        # One version for all trials, also of those that a later start adds, unless that is asked for a newer one.
+        code_url = await asyncio.to_thread(book.open, run, search, code, bool(newer))
         base = run.model_copy(update={"code": code_url})
         storage = storage_url(search, connection.home, connection.bucket, run.name)
         study = f"{connection.bucket.removeprefix('gs://')}/{run.name}"
         searcher = await asyncio.to_thread(Searcher, search, study, storage)
-        queue = Queue(run.name, search, book, searcher, log.info)
+        pruner = for_trials(search.pruner, run, search.runs) if search.pruner is not None else None
+        judge = Judge(pruner, run.name, search.metric)
+        queue = Queue(run.name, search, book, searcher, judge, WishBox(sweep_dir), log.info)
         page = SweepPage(run.name, queue.board, book, log)
         log.info(
             "sweep %s: at most %s runs, by %s, in pool %s", run.name, search.runs, search.method, run.pool
@@ -137,8 +148,15 @@ async def sweep_to_the_end(run: RunConfig, search: Search, rerun_failed: bool, l
                 connection, owner, await load_secrets(run.secrets), shared, clock, Path.cwd(), log.info
             )
 
-            async def train(trial: Trial, live: Live, hands_on: Callable[[], bool]) -> Outcome:
-                return await train_one(base, search, crew, trial, live, hands_on)
+            async def train(
+                trial: Trial, live: Live, course: Course, hands_on: Callable[[], bool]
+            ) -> Outcome:
+                priority = run.priority if queue.priority is None else queue.priority
+                config = base.model_copy(update={"priority": priority})
+                if newer and trial.number in queue.again:
+                    with suppress(RunNotFound):  # it failed before there was one
+                        await asyncio.to_thread(renew_code, run_directory(connection.bucket, trial.run), code)
+                return await train_one(config, search, crew, trial, live, course, hands_on)
 
             async def places() -> int:
                 await tenure.still_wanted()
@@ -166,23 +184,33 @@ async def places_now(run: RunConfig, search: Search, pools: GcsLeaseBook) -> int
 
 
 async def train_one(
-    base: RunConfig, search: Search, crew: Crew, trial: Trial, live: Live, hands_on: Callable[[], bool]
+    base: RunConfig,
+    search: Search,
+    crew: Crew,
+    trial: Trial,
+    live: Live,
+    course: Course,
+    hands_on: Callable[[], bool],
 ) -> Outcome:
     """Train one trial, and say what became of it: its failure is its own."""
-    state: Ended = "finished"
-    reason = ""
+    ended: Ended = "failed"
     try:
         config = trial_run(base, trial.parameters, trial.seed)
-        carrier = Carrier(config, search.metric.name, live, hands_on, crew)
-        await train_trial(f"trial {trial.number}: {trial.run}", carrier)
-    except (StopRequested, MaxCostReached) as error:
-        state, reason = "stopped", str(error)
+        carrier = Carrier(config, search.metric.name, live, course, hands_on, crew)
+        # Prefect's annotation of return_state forgets that it is awaited.
+        training: Any = train_trial(f"trial {trial.number}: {trial.run}", carrier, return_state=True)
+        state: State[Any] = await training
+        reason = state.message or ""
+        if state.is_completed():
+            ended, reason = ("pruned", reason) if state.name == PRUNED else ("finished", "")
+        elif state.is_cancelled():
+            ended = "stopped"
+        else:
+            await state.aresult()
     except Exception as error:  # whatever it is, the other trials go on
-        state, reason = "failed", str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
     run_dir = run_directory(crew.connection.bucket, trial.run)
-    return await asyncio.to_thread(
-        read_outcome, run_dir, search.metric.name, state, reason, crew.clock.time()
-    )
+    return await asyncio.to_thread(read_outcome, run_dir, search.metric, ended, reason, crew.clock.time())
 
 
 def figures(queue: Queue, name: str) -> dict[str, Any]:
@@ -191,6 +219,7 @@ def figures(queue: Queue, name: str) -> dict[str, Any]:
     return {
         "sweep": name,
         "finished": queue.board.count("finished"),
+        "pruned": queue.board.count("pruned"),
         "failed": queue.board.count("failed"),
         "stopped": queue.board.count("stopped"),
         "best": None
@@ -211,6 +240,9 @@ def describe(run: RunConfig, search: Search, notes: tuple[str, ...]) -> str:
     for name, parameter in search.parameters.items():
         shown = parameter.model_dump(exclude_unset=True)
         lines.append(f"parameter  {name}: {', '.join(f'{k} {v}' for k, v in shown.items())}")
+    if search.pruner is not None:
+        shown = for_trials(search.pruner, run, search.runs).model_dump(exclude_none=True)
+        lines.append(f"pruner     {', '.join(f'{k} {v}' for k, v in shown.items())}")
     if search.seeds:
         lines.append(f"seeds      {', '.join(map(str, search.seeds))}")
     kind = run.slice.choices[0]
@@ -234,6 +266,8 @@ def sweep_from_terminal() -> None:
     parser.add_argument(
         "--rerun-failed", action="store_true", help="start trials that failed or were stopped again, too"
     )
+    parser.add_argument("--code", metavar="SOURCE", default="", help="newer code for these and for new "
+                        "trials: a git URL or path with @commit, or `newest` for the file's as it is now")  # fmt: skip
     parser.add_argument("--fields", action="store_true", help="print every field of a sweep file, and exit")
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained; call nothing")
     arguments = parser.parse_args()
@@ -258,7 +292,9 @@ def sweep_from_terminal() -> None:
     for note in read.notes:
         print(f"note: {note}", file=sys.stderr)
     with run_in_terminal():
-        answer = asyncio.run(sweep(read.run, read.search, rerun_failed=arguments.rerun_failed))
+        answer = asyncio.run(
+            sweep(read.run, read.search, rerun_failed=arguments.rerun_failed, code=arguments.code)
+        )
     if isinstance(answer, dict) and answer["failed"]:
         sys.exit(f"{answer['failed']} trial(s) failed; start them again with --rerun-failed")
 

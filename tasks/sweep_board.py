@@ -79,6 +79,8 @@ class SweepPage:
 def headline(board: Board) -> str:
     """`7 of 12 trials finished, 1 failed, 3 running; best loss 0.31 of icl-lr-1a2b3c4d (learning_rate=0.003)`."""
     parts = [f"{board.count('finished')} of {len(board.began)} trials begun have finished"]
+    if pruned := board.count("pruned"):
+        parts.append(f"{pruned} pruned")
     if failed := board.count("failed"):
         parts.append(f"{failed} failed")
     if stopped := board.count("stopped"):

@@ -15,6 +15,7 @@ from prefect.utilities.schema_tools.validation import validate
 
 from flows.evaluate import evaluate
 from flows.reap import reap
+from flows.steer import steer
 from flows.sweep import scheduled_name, sweep
 from flows.train import train
 from tpu.runs.config import parse_run_config
@@ -75,7 +76,7 @@ def test_a_training_is_the_configuration_of_its_name_and_each_start_a_run_of_its
     assert deployment["work_pool"] == {"name": "tpu", "job_variables": {"code": "{{ code.stdout }}"}}
 
 
-FLOWS = [train, sweep, evaluate, reap]
+FLOWS = [train, sweep, steer, evaluate, reap]
 
 
 def fields(flow: Flow[..., Any]) -> dict[str, dict[str, Any]]:
@@ -108,7 +109,7 @@ def test_a_form_that_nobody_touched_is_accepted(deployment: dict[str, Any]):
 def test_the_forms_ask_first_for_what_is_wanted_most():
     assert list(parameter_schema(train).properties) == ["run", "changes", "fresh_name", "take_over"]
     assert list(parameter_schema(sweep).properties) == [
-        "run", "search", "changes", "fresh_name", "rerun_failed",
+        "run", "search", "changes", "fresh_name", "rerun_failed", "code",
     ]  # fmt: skip
     assert list(parameter_schema(evaluate).properties) == ["checkpoint", "commits", "again"]
 
@@ -116,7 +117,7 @@ def test_the_forms_ask_first_for_what_is_wanted_most():
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda one: one.name)
 def test_a_field_that_may_be_left_open_is_no_choice_between_something_and_null(flow: Flow[..., Any]):
     # Where null is an answer of its own (no `tasks` are new ones each time), or leaves out a whole model.
-    meant = {"Icl.tasks", "RunConfig.training", "SliceCandidate.provisioning"}
+    meant = {"Icl.tasks", "RunConfig.training", "Search.pruner", "SliceCandidate.provisioning"}
     assert {where for where, field in fields(flow).items() if "anyOf" in field} <= meant
 
 

@@ -71,6 +71,7 @@ COMMANDS = [
     "profile",
     "reap",
     "pool",
+    "sweep",
     "preflight",
 ]
 

@@ -12,9 +12,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.events.schemas.automations import Automation
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -292,6 +294,17 @@ def worker(lab: Lab, worker_of_module: Worker) -> Iterator[Worker]:
     yield worker_of_module
     worker_of_module.kill_all()
     print(worker_of_module.log.read_text())
+
+
+async def until_fired(deployment: UUID, times: int = 1) -> list[UUID]:
+    """The flow runs that a deployment's schedule has made, once there are so many."""
+    where = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment]))
+    async with get_client() as client, asyncio.timeout(60):
+        while True:
+            found = await client.read_flow_runs(flow_run_filter=where)
+            if len(found) >= times:
+                return [run.id for run in found]
+            await asyncio.sleep(0.2)
 
 
 async def our_automations() -> list[Automation]:

@@ -52,7 +52,7 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
         (full,) = [one for one in await pool.leases() if len(one.holders) == 2 and one.open]
         await asyncio.to_thread(lab.emulator.preempt, full.slice, notice=False)
     assert task.result() == {
-        "sweep": "pair", "finished": 6, "failed": 0, "stopped": 0, "best": task.result()["best"]
+        "sweep": "pair", "finished": 6, "pruned": 0, "failed": 0, "stopped": 0, "best": task.result()["best"]
     }  # fmt: skip
     trials = book(lab, "pair").trials()
     assert len({trial.run for trial in trials}) == len(trials) == 6

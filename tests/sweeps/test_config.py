@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from tpu.runs.config import RunConfigError
 from tpu.sweeps.config import Sweep, SweepError, load_sweep, parse_sweep, places_of
+from tpu.sweeps.pruner import Pruner
 from tpu.sweeps.trial import trial_name, trial_run
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,7 @@ def test_a_weights_and_biases_file_is_read_unchanged_and_what_has_no_effect_is_s
     sweep = load_sweep(file)
     assert (sweep.run.name, sweep.search.method, sweep.search.runs) == ("wandb-sweep", "tpe", 20)
     assert {note.partition(" ")[0] for note in sweep.notes} == {"early_terminate", "project", "metric.target"}
+    assert sweep.search.pruner == Pruner(type="successive-halving", min_resource=3, reduction_factor=3)
     run = trial_run(sweep.run, {"lr": 0.01, "batch": 16, "epochs": 3, "model.width": 32.0}, None)
     assert run.command == [
         "/usr/bin/env", "python", "train.py", "--lr=0.01", "--batch=16", "--epochs=3", "--model.width=32.0"
@@ -102,6 +105,27 @@ def test_arguments_come_in_each_form(word: str, wanted: list[str]):
         ({"parameters": {f"variables.{n}": {"min": 1, "max": 1000} for n in "ABC"}}, "1,000,000,000 runs"),
         ({"storage": "postgresql://me:secret@db/x"}, "write env:VARIABLE"),
         ({"seedz": 3}, "there is seeds"),
+        ({"parameters": {RATE: {"values": [0.1, 1, 1.0]}}}, "1.0 stands there twice"),
+        ({"parameters": {"variables.DAY": {"values": [datetime.date(2026, 1, 2)]}}}, "put it into quotes"),
+        ({"parameters": {"name": {"values": ["a", "b"]}}}, "a trial's name comes of its parameters"),
+        ({"parameters": {"training.seed": {"values": [1]}}, "seeds": 3}, "`seeds` says it, too"),
+        ({"pruner": {"type": "mean"}}, "'median', 'successive-halving' or 'hyperband'"),
+        ({"pruner": {"type": "median", "min_resource": 1}}, "min_resource is no field of median"),
+        ({"pruner": {"type": "median"}}, "5 trials have finished, and there are 2 in all"),
+        ({"pruner": {"type": "median", "n_startup_trials": 1, "n_warmup_steps": 950}}, "is behind step 800"),
+        ({"pruner": {"type": "hyperband", "min_resource": 9, "max_resource": 9}}, "nothing would ever be stopped"),
+        ({"pruner": {"type": "successive-halving", "min_resource": 950}}, "is behind step 800"),
+        ({"pruner": {"type": "hyperband"}, "run": ICL | {"checkpoints": {"every": 1000}}}, "set run.checkpoints.every"),
+        ({"pruner": {"type": "successive-halving"}, "run": {"command": ["x", "${args}"]}}, "how many logged values"),
+        (
+            {"pruner": {"type": "hyperband", "min_resource": 2}, "run": {"command": ["x", "${args}"]}},
+            "max_resource: how many values does a trial log",
+        ),
+        ({"early_terminate": {"type": "hyperband", "min_iter": 3}}, "is stopped at its checkpoints"),
+        (
+            {"pruner": {"type": "median"}, "early_terminate": {}, "run": {"command": ["x", "${args}"]}},
+            "not both",
+        ),
         ({"run": ICL | {"name": "n" * 40}}, "at most 31 characters"),
         ({"run": {"command": ["x"]}, "parameters": {"lr": {"value": 1}}}, "write ${args} into its command"),
         ({"run": {}, "program": "x.py", "command": ["${envvar:A}"]}, "${envvar:A} is not supported"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
+from deployments.postgres import own_postgres
 from tpu.sweeps.config import Search, parse_search
 from tpu.sweeps.parameters import canonical
 from tpu.sweeps.search import Searcher, StudyError, storage_url
@@ -56,7 +58,7 @@ def test_a_sweep_that_is_started_again_goes_on_as_it_would_have(tmp_path: Path, 
     go_on(Searcher(search(method), "cut", url(tmp_path)), 9)
     again = Searcher(search(method), "cut", url(tmp_path))
     for point in whole[:9]:
-        again.replay(point)
+        again.give(point)
         again.tell(point, point["rate"])
     assert go_on(again, 5) == whole[9:]
 
@@ -91,3 +93,36 @@ def test_a_storage_that_cannot_be_had_is_told_without_its_password(
     with pytest.raises(StudyError, match=r"search.storage postgresql://127.0.0.1:1/studies") as caught:
         Searcher(made, "s", found)
     assert "secret" not in str(caught.value)
+
+
+def test_a_sqlite_file_is_read_while_it_is_written_to(tmp_path: Path):
+    made = Searcher(search("random"), "s", url(tmp_path))
+    reader = optuna.load_study(study_name="s", storage=url(tmp_path))
+    for number in range(3):
+        assert made.next()
+        assert len(reader.get_trials()) == number + 1
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg", "postgresql+psycopg"])
+def test_a_postgresql_that_does_not_answer_is_told_whatever_driver_its_url_names(scheme: str):
+    with pytest.raises(StudyError, match=r"127\.0\.0\.1.*port 1 failed|connection is bad"):
+        Searcher(search("random"), "s", f"{scheme}://me@127.0.0.1:1/studies")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("initdb") is None, reason="no PostgreSQL on this machine")
+def test_a_study_in_postgresql_is_what_another_program_reads_of_it_and_is_made_anew_at_each_start():
+    with own_postgres() as database:
+        for _ in range(2):
+            made = Searcher(search("tpe"), "bucket/name", database)
+            good, bad = made.next(), made.next()
+            assert good is not None
+            assert bad is not None
+            made.report(good, 10, 4.0)
+            made.tell(good, 3.0)
+            made.report(bad, 10, 9.0)
+            made.tell(bad, None, pruned=True)
+        study = optuna.load_study(study_name="bucket/name", storage=database.replace("+asyncpg", "+psycopg"))
+        assert [(trial.state.name, trial.intermediate_values) for trial in study.trials] == [
+            ("COMPLETE", {10: 4.0}), ("PRUNED", {10: 9.0})
+        ]  # fmt: skip

@@ -263,6 +263,10 @@ class RunDriver:
             return AttemptEnded(verdict, False, told, exhausted=verdict.kind is not VerdictKind.FINISHED)
         return AttemptEnded(verdict, True, f"{verdict.kind.value}: {verdict.reason}")
 
+    def set_priority(self, priority: int) -> None:
+        """The run's priority in its pool from now on, also of what it holds already."""
+        self._run.member.set_priority(priority)
+
     async def pause(self, seconds: float) -> None:
         """Wait, but no longer than the run is wanted and ours."""
         await self._run.tenure.pause(seconds)
@@ -275,7 +279,9 @@ class RunDriver:
             await self.log.note("back-off", seconds=seconds)
             await self._run.tenure.pause(seconds)
 
-    async def _conclude(self, spec: GangSpec, view: GangView, stopped: str | None = None) -> Verdict:
+    async def _conclude(
+        self, spec: GangSpec, view: GangView, stopped: str | None = None, save: bool = True
+    ) -> Verdict:
         """End what is left of a gang, close its attempt, and write down why it ended."""
         assert self._slices.slice is not None
         self._concluding = True
@@ -292,7 +298,7 @@ class RunDriver:
         await self._run.tenure.check()
         name = self._slices.slice.name
         ended = self._run.clock.time()
-        told_to_save = stopped or view.told_to_leave or any(host.noticed for host in view.hosts)
+        told_to_save = (stopped and save) or view.told_to_leave or any(host.noticed for host in view.hosts)
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
         give_up = not verdict.slice_recovers and not (gone and verdict.slice_usable)
@@ -424,8 +430,8 @@ class RunDriver:
         if number is not None:
             await self._slices.note_egress(number)
 
-    async def stop(self, why: str) -> None:
-        """End the gang if there is one, giving it time for a checkpoint."""
+    async def stop(self, why: str, save: bool = True) -> None:
+        """End the gang if there is one, giving it time for a checkpoint; without `save` its newest commit stays so."""
         if self._attempt_task is None or self._watch is None or self._spec is None:
             return
         spec, watch, task = self._spec, self._watch, self._attempt_task
@@ -442,15 +448,18 @@ class RunDriver:
             asyncio.CancelledError, Exception
         ):  # the gang's end is looked at below, whatever broke
             await task
-        await self._conclude(spec, watch.view, stopped=why)
+        if not save:  # what it would still commit while it ends does not count
+            await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
+        await self._conclude(spec, watch.view, stopped=why, save=save)
 
-    async def clean_up(self, why: str, keep: bool = False) -> None:
+    async def clean_up(self, why: str, keep: bool = False, save: bool = True) -> None:
         """End the gang and delete every slice of the run; returns once the cloud confirms.
 
-        `keep` says that somebody takes the slice at hand next: it is given back to its pool, if it is well.
+        `keep` says that somebody takes the slice at hand next: it is given back to its pool, if it is well. `save` is
+        as for `stop`.
         """
         await self._run.tenure.check()
-        await self.stop(why)
+        await self.stop(why, save)
         if self._slices.slice is not None:
             await self._slices.part_with(why, keep)
         await self._slices.settle()

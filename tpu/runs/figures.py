@@ -43,13 +43,15 @@ def collect(
     committed = newest.step if newest else 0
     if not record.config.commits and failure is None:
         committed = record.config.steps
-    mixed = newest is not None and _is_mixed(run_dir, newest)
+    mixed = is_mixed(run_dir, newest)
     graphs = graphs_told(read_events(run_dir)) if record.config.framework == "xla" else None
     return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
 
 
-def _is_mixed(run_dir: str, newest: Commit) -> bool:
+def is_mixed(run_dir: str, newest: Commit | None) -> bool:
     """Whether a part of the run was computed where other bits come out: checkpoints hand this on."""
+    if newest is None:
+        return False
     try:
         return read_manifest(run_dir, newest).mixed
     except Damaged:

@@ -64,6 +64,10 @@ class Membership:
         self._claimed: dict[str, tuple[Part, bool, float]] = {}  # with what was claimed, and when
         self._task: asyncio.Task[None] | None = None
 
+    def set_priority(self, priority: int) -> None:
+        """From the next look and beat on it is another one, also of what is held."""
+        self._wanted = replace(self._wanted, priority=priority)
+
     def start(self) -> None:
         """Renew what is held from now on."""
         self._task = asyncio.create_task(self._beat())
@@ -316,7 +320,7 @@ class Membership:
             for silent in self._observer.see(lease, self._clock.monotonic()):
                 if silent.uid != self._wanted.uid:  # nobody waits for a run that has died, nor leaves for it
                     lease = leases.drop(lease, silent, now)
-            return leases.renew(lease, self._wanted.uid, held.term, now)
+            return leases.renew(lease, self._wanted.uid, held.term, now, self._wanted.priority)
 
         try:
             lease = (await update(self._book, self._pool, name, change)).lease

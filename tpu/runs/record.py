@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from tpu.checkpoint import objects
+from tpu.checkpoint import files, objects
+from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig, configuration_hash, differences, parse_run_config
 from tpu.runs.plan import stop_steps
 from tpu.slices.names import short_uid
@@ -203,6 +204,21 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
 
 def _limit(max_cost: float | None) -> str:
     return "no max_cost" if max_cost is None else f"a max_cost of ${max_cost:,.2f}"
+
+
+def renew_code(run_dir: str, code: Bundle) -> None:
+    """Let the next attempt of a run have this code. Which one an attempt had stands in its events.
+
+    Raises:
+        RunNotFound: there is no such run.
+        tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
+    """
+    record, generation = _with_generation(run_dir)
+    if record.code["sha256"] == code.sha256:
+        return
+    named = {"source": code.source, "sha256": code.sha256}
+    files.write(code_url(run_dir, named), code.data)  # before the record names it
+    objects.compare_and_set(f"{run_dir}/run.json", replace(record, code=named).to_json(), generation)
 
 
 def set_max_cost(run_dir: str, max_cost: float | None) -> RunRecord:

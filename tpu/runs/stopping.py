@@ -50,7 +50,7 @@ async def stop_run(
         tpu.runs.controller.RunIsDriven: somebody started it again meanwhile.
     """
     record = await asyncio.to_thread(load_record, run_dir)
-    asked = await _ask_driver(run_dir, report)
+    asked = await ask_driver(run_dir, report)
     events, fence = await asyncio.gather(
         asyncio.to_thread(load_events, run_dir), asyncio.to_thread(load_fence, run_dir)
     )
@@ -83,8 +83,8 @@ def _outcome(record: RunRecord, fence: Fence, events: Sequence[RunEvent], did_so
     return f"stopped: no gang and no slice is left; python -m flows.train --resume {name} {begin}"
 
 
-async def _ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
-    """Return when no live process drives the run: whether one did and was asked."""
+async def ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
+    """Return when no live process drives the run (or the sweep): whether one did and was asked."""
     seen = await asyncio.to_thread(observe, run_dir)
     if seen is None or not seen[0].drives:
         return False

@@ -236,8 +236,10 @@ def may_borrow(claim: Claim, priority: int, chips: Collection[int]) -> bool:
     return not claim.due and priority < claim.priority
 
 
-def renew(lease: Lease, uid: str, term: int, now: float) -> Lease:
+def renew(lease: Lease, uid: str, term: int, now: float, priority: int | None = None) -> Lease:
     """Show that a holder lives. `now` is not kept: a beat is compared with the observer's own clock.
+
+    With a `priority` the holder has that one from now on.
 
     Raises:
         LeaseRefused: it holds nothing of this slice any more; the message says who does.
@@ -246,7 +248,8 @@ def renew(lease: Lease, uid: str, term: int, now: float) -> Lease:
     if holder is None or holder.term != term:
         told = ", ".join(f"{h.run} holds chips {_list(h.chips)}" for h in lease.holders) or "nobody holds it"
         raise LeaseRefused(f"the lease of {lease.slice} is lost: {told}; it is {lease.state.value}")
-    return _with_holder(lease, replace(holder, beat=holder.beat + 1))
+    priority = holder.priority if priority is None else priority
+    return _with_holder(lease, replace(holder, beat=holder.beat + 1, priority=priority))
 
 
 def renew_claim(lease: Lease, uid: str) -> Lease:

@@ -47,6 +47,8 @@ class Board:
             "attempts": outcome.attempts if outcome else live.attempts,
             "dollars": outcome.dollars if outcome else None,
             "parameters_sha256": outcome.parameters_sha256 if outcome else None,
+            "code": ", ".join(one[:12] for one in outcome.code) if outcome else "",
+            "mixed": outcome.mixed if outcome else "",
             "reason": outcome.reason if outcome else "",
         }
 

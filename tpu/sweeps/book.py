@@ -11,8 +11,8 @@ from typing import Any
 
 from tpu.checkpoint import files, objects
 from tpu.runs.code import Bundle
-from tpu.runs.config import RunConfig, differences
-from tpu.sweeps.config import Search, SweepError
+from tpu.runs.config import RunConfig, differences, parse_run_config
+from tpu.sweeps.config import Search, SweepError, parse_search
 from tpu.sweeps.outcome import Outcome
 from tpu.sweeps.trial import Trial
 
@@ -32,8 +32,10 @@ class SweepBook:
     def __init__(self, sweep_dir: str) -> None:
         self.sweep_dir = sweep_dir
 
-    def open(self, run: RunConfig, search: Search, code: Bundle) -> str:
-        """Create the sweep, or take it up; returns where the code of all its trials is.
+    def open(self, run: RunConfig, search: Search, code: Bundle, renew: bool = False) -> str:
+        """Create the sweep, or take it up; returns where the code of the trials is that begin from now on.
+
+        That is the code of the sweep's first start, unless it is to be renewed.
 
         Raises:
             SweepError: a sweep of this name exists and is another one.
@@ -50,9 +52,13 @@ class SweepBook:
         try:
             objects.create_exclusive(url, json.dumps(values, indent=1).encode())
         except objects.ObjectExists:
-            existing = json.loads(files.read(url))
+            content, generation = objects.read(url) or (b"", 0)
+            existing = json.loads(content)
             self._check_same(existing, values)
-            return str(existing["code"]["url"])
+            if not renew:
+                return str(existing["code"]["url"])
+            renewed = json.dumps(existing | {"code": values["code"]}, indent=1).encode()
+            objects.compare_and_set(url, renewed, generation)
         return target
 
     def _check_same(self, existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -73,6 +79,13 @@ class SweepBook:
                 f"the sweep {name} exists and is another one; nothing was changed. Choose another name.\n"
                 + "\n".join(f"  {line}" for line in changed)
             )
+
+    def settings(self) -> tuple[RunConfig, Search] | None:
+        """The run and the search it was started with; None if there is no such sweep."""
+        if (found := objects.read(f"{self.sweep_dir}/sweep.json")) is None:
+            return None
+        values = json.loads(found[0])
+        return parse_run_config(values["run"]), parse_search(values["search"])
 
     def trials(self) -> list[Trial]:
         """Those that were begun, in order."""
@@ -100,6 +113,11 @@ class SweepBook:
         files.write(f"{self.sweep_dir}/results.csv", to_csv(rows).encode())
         text = "".join(json.dumps(row) + "\n" for row in rows)
         files.write(f"{self.sweep_dir}/results.jsonl", text.encode())
+
+    def results(self) -> list[dict[str, Any]]:
+        """The rows that were saved last; none before the first."""
+        found = objects.read(f"{self.sweep_dir}/results.jsonl")
+        return [json.loads(line) for line in found[0].splitlines()] if found else []
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:

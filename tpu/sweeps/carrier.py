@@ -18,7 +18,9 @@ from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, Owner
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import Shared, open_run
+from tpu.runtime.metrics import read_logged, read_metrics
 from tpu.sweeps.board import Live
+from tpu.sweeps.course import Course, TrialPruned
 from tpu.unbroken import unbroken
 
 CLEAN_UP_TRIES, CLEAN_UP_AGAIN_S = 4, 10.0
@@ -41,19 +43,29 @@ class Carrier:
     """Trains one trial, as often as it is preempted. Neither another trial nor a preemption of one touches it."""
 
     def __init__(
-        self, config: RunConfig, metric: str, live: Live, hands_on: Callable[[], bool], crew: Crew
+        self,
+        config: RunConfig,
+        metric: str,
+        live: Live,
+        course: Course,
+        hands_on: Callable[[], bool],
+        crew: Crew,
     ) -> None:
         self._config = config
         self._metric = metric
         self._live = live
+        self._course = course
         self._hands_on = hands_on
         self._crew = crew
+        self._begins = (
+            False  # an attempt of a program without checkpoints of ours, which has logged nothing yet
+        )
 
     async def carry(self) -> None:
         """Return when the run has reached its last step.
 
         Raises:
-            Whatever ended it before, after the run has been cleaned up.
+            Whatever ended it before, after the run has been cleaned up; what its course was ended with is among it.
         """
         crew = self._crew
         async with open_run(
@@ -62,22 +74,34 @@ class Carrier:
         ) as driver:  # fmt: skip
             failure: BaseException | None = None
             try:
+                self._course.borders = driver.record.segments[:-1] if self._config.commits else None
+                await self._recall(driver)
+                self._course.on_priority(driver.set_priority)
                 await driver.take_up()
-                await carry(driver)
+                await self._course.along(carry(driver))
             except ControllerLost:
                 raise  # another process drives the run now: nothing here may be cleaned up
             except BaseException as error:
                 failure = error
             why = "training is done" if failure is None else str(failure) or type(failure).__name__
             keep = not isinstance(failure, asyncio.CancelledError) and self._hands_on()
-            await unbroken(self._clean_up(driver, why, keep))
+            await unbroken(self._clean_up(driver, why, keep, save=not isinstance(failure, TrialPruned)))
             if failure is not None:
                 raise failure
 
-    async def _clean_up(self, driver: RunDriver, why: str, keep: bool) -> None:
+    async def _recall(self, driver: RunDriver) -> None:
+        """What an earlier driver has heard of the run."""
+        fence = await driver.fence()
+        if not self._config.commits and fence.attempt:
+            self._course.recall(await asyncio.to_thread(read_logged, driver.run_dir), self._metric)
+        elif fence.commits:
+            rows = await asyncio.to_thread(read_metrics, driver.run_dir, fence)
+            self._course.recall(rows, self._metric, (commit.step for commit in fence.commits))
+
+    async def _clean_up(self, driver: RunDriver, why: str, keep: bool, save: bool) -> None:
         for left in reversed(range(CLEAN_UP_TRIES)):
             try:
-                return await driver.clean_up(why, keep)
+                return await driver.clean_up(why, keep, save)
             except (CloudError, StorageUnavailable) as error:
                 if not left or (isinstance(error, CloudError) and not error.retryable):
                     raise
@@ -97,10 +121,26 @@ class Carrier:
         if host.index != 0:
             return
         match record["event"]:
+            case "start" if not self._config.commits:
+                self._live.attempts += 1
+                self._begins = True
+            case "logged":
+                if self._begins:
+                    self._course.resumed(record["step"] - 1)
+                    self._begins = False
+                self._live.step, self._live.where = record["step"], host.name
+                self._hear(record)
             case "restored":
                 self._live.attempts += 1
                 self._live.step = record["step"] or 0
+                self._course.resumed(self._live.step)
             case "step":
                 self._live.step, self._live.where = record["step"], host.name
-                if isinstance(value := record.get(self._metric), int | float):
-                    self._live.value = value
+                self._hear(record)
+            case "commit":
+                self._course.committed(record["step"])
+
+    def _hear(self, record: dict[str, Any]) -> None:
+        if isinstance(value := record.get(self._metric), int | float):
+            self._live.value = value
+            self._course.logged(record["step"], value)

@@ -18,8 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tpu.runs.config import RunConfig, RunConfigError, apply_changes, parse_run_config
 from tpu.sweeps import grid
+from tpu.sweeps.metric import Metric
 from tpu.sweeps.parameters import Parameter
 from tpu.sweeps.program import program_words, takes_arguments
+from tpu.sweeps.pruner import Pruner, PrunerError, for_trials, of_wandb
 from tpu.sweeps.trial import NAME_LENGTH, trial_run
 from tpu.topology import accelerator_type
 from tpu.train.form import plain_optionals
@@ -28,7 +30,6 @@ from tpu.train.form import plain_optionals
 MOST_TRIALS = 10_000
 # What of a Weights & Biases sweep file has no effect here, and why.
 _WITHOUT_EFFECT = {
-    "early_terminate": "every trial is trained to its end",
     "project": "results are in the bucket",
     "entity": "results are in the bucket",
     "description": "it is not shown",
@@ -41,15 +42,6 @@ _LOGGED = {"icl": ("loss",), "bytelm": ("loss",)}
 
 class SweepError(ValueError):
     """A sweep cannot be; the message names the field, what was found and what to write."""
-
-
-class Metric(BaseModel):
-    """What is compared."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=plain_optionals)
-
-    name: str = Field(default="loss", description="As the program logs it; its last value counts.")
-    goal: Literal["minimize", "maximize"] = Field(default="minimize", description="Which values are better.")
 
 
 class Search(BaseModel):
@@ -74,6 +66,10 @@ class Search(BaseModel):
     )
     at_once: int | None = Field(
         default=None, ge=1, description="At most so many at once; as many as the pool's chips allow if empty."
+    )
+    pruner: Pruner | None = Field(
+        default=None,
+        description="Stop trials that fall behind at a segment border; none is stopped if empty.",
     )
     search_seed: int = Field(default=0, ge=0, lt=2**31, description="Which random points are drawn.")
     storage: str | None = Field(
@@ -187,9 +183,30 @@ def parse_sweep(values: object, name: str, changes: Mapping[str, Any] | None = N
     if not base:
         raise SweepError("run: missing; a run configuration, or `program` as Weights & Biases has it")
     base.setdefault("name", own_name or name)
-    sweep = Sweep(parse_run_config(base), parse_search(values), tuple(notes))
+    run_config = parse_run_config(base)
+    if (wanted := values.pop("early_terminate", None)) is not None:
+        values["pruner"] = _pruner_of_wandb(wanted, values, run_config, notes)
+    sweep = Sweep(run_config, parse_search(values), tuple(notes))
     check_sweep(sweep.run, sweep.search)
     return sweep
+
+
+def _pruner_of_wandb(
+    wanted: Any, values: Mapping[str, Any], run: RunConfig, notes: list[str]
+) -> Mapping[str, Any]:
+    if "pruner" in values:
+        raise SweepError("give `early_terminate` (as Weights & Biases has it) or `pruner`, not both")
+    if run.commits:
+        raise SweepError(
+            "early_terminate counts logged values, and this run is stopped at its checkpoints, by steps: write "
+            "pruner: {type: successive-halving, min_resource: STEPS}"
+        )
+    try:
+        pruner = of_wandb(wanted)
+    except PrunerError as error:
+        raise SweepError(str(error)) from None
+    notes.append("early_terminate is " + ", ".join(f"{name} {value}" for name, value in pruner.items()))
+    return pruner
 
 
 def parse_search(values: Mapping[str, Any]) -> Search:
@@ -229,6 +246,13 @@ def check_sweep(run: RunConfig, search: Search) -> None:
             f"run.name: a sweep's name has at most {NAME_LENGTH} characters, since its trials' are longer; "
             f"found {run.name}"
         )
+    own_seed = "training.seed" if run.training is not None else "seed"
+    for name, why in (
+        ("name", "a trial's name comes of its parameters"),
+        (own_seed if search.seeds else "", "`seeds` says it, too"),
+    ):
+        if name and name in search.parameters and not (run.command and takes_arguments(run.command)):
+            raise SweepError(f"parameters: {name} cannot be one: {why}")
     for point in _test_points(search):
         try:
             trial_run(run, point, (search.seeds or [None])[0])
@@ -239,6 +263,11 @@ def check_sweep(run: RunConfig, search: Search) -> None:
                 hint = "; to hand parameters to the program, write ${args} into its command"
             raise SweepError(f"parameters: {field}{hint}") from None
     _check_metric(run, search)
+    if search.pruner is not None:
+        try:
+            for_trials(search.pruner, run, search.runs)
+        except PrunerError as error:
+            raise SweepError(f"pruner.{error}") from None
 
 
 def _check_metric(run: RunConfig, search: Search) -> None:

@@ -8,24 +8,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tpu.checkpoint import files
 from tpu.checkpoint.digest import run_digest
-from tpu.checkpoint.fence import load_fence
+from tpu.checkpoint.fence import Fence, load_fence
 from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.figures import is_mixed
 from tpu.runs.ledger import make_sum
-from tpu.runs.logs import log_parts
 from tpu.runs.overview import reached
 from tpu.runs.record import RunNotFound, load_record
 from tpu.runs.report import attempts_of
-from tpu.runtime.metrics import read_metrics
+from tpu.runtime.metrics import read_logged, read_metrics
+from tpu.sweeps.metric import Metric
 from tpu.sweeps.trial import MalformedTrial
 
-State = Literal["finished", "failed", "stopped"]
+State = Literal["finished", "pruned", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`value` is the metric's last one, `logged` what the program logs. US dollars; None if no price is known."""
+    """`value` is the metric's, `logged` what the program logs. US dollars; None if no price is known.
+
+    `reports` are the steps (of a program without checkpoints of ours: how many values) and the metric's values by
+    which it was judged on its way. `code` are the hashes of the code that its attempts had; `mixed` says which parts of
+    it were computed with something else than others.
+    """
 
     state: State
     value: float | None = None
@@ -36,6 +41,9 @@ class Outcome:
     dollars: float | None = None
     parameters_sha256: str | None = None
     slices: tuple[str, ...] = ()
+    reports: tuple[tuple[int, float], ...] = ()
+    code: tuple[str, ...] = ()
+    mixed: str = ""
     reason: str = ""
 
     def to_json(self) -> bytes:
@@ -45,30 +53,32 @@ class Outcome:
     def from_json(cls, data: bytes) -> Outcome:
         try:
             values = json.loads(data)
-            return cls(**values | {name: tuple(values[name]) for name in ("logged", "slices")})
+            reports = tuple((step, value) for step, value in values["reports"])
+            return cls(
+                **values
+                | {name: tuple(values[name]) for name in ("logged", "slices", "code")}
+                | {"reports": reports}
+            )
         except (ValueError, TypeError, KeyError) as error:
             raise MalformedTrial(
                 f"the outcome of a trial cannot be understood ({error!r}): {data[:200]!r}"
             ) from error
 
 
-def read_outcome(run_dir: str, metric: str, state: State, reason: str, now: float) -> Outcome:
+def read_outcome(run_dir: str, metric: Metric, state: State, reason: str, now: float) -> Outcome:
     """The outcome of a trial that has just ended in `state`."""
     try:
         record = load_record(run_dir)
     except RunNotFound:  # it did not come so far
         return Outcome(state, reason=reason)
     fence, events = load_fence(run_dir), load_events(run_dir)
-    if record.config.commits:
-        rows: Sequence[Mapping[str, Any]] = read_metrics(run_dir, fence)
-    else:
-        rows = _printed(run_dir, fence.attempt)
+    rows = read_metrics(run_dir, fence) if record.config.commits else read_logged(run_dir)
     newest = fence.newest()
     prefix = "params/" if record.config.training else ""
     attempts = attempts_of(events)
     return Outcome(
         state=state,
-        value=_last(rows, metric),
+        value=_value(rows, metric),
         logged=tuple(sorted({name for row in rows for name in row if name not in ("step", "attempt", "t")})),
         step=reached(record, fence, events),
         attempts=len(attempts),
@@ -76,30 +86,26 @@ def read_outcome(run_dir: str, metric: str, state: State, reason: str, now: floa
         dollars=_dollars(events, now),
         parameters_sha256=run_digest(run_dir, newest.step, prefix) if newest else None,
         slices=tuple(dict.fromkeys(one["slice"] for one in attempts)),
+        code=tuple(dict.fromkeys(one["code"] for one in attempts if "code" in one)),
+        mixed=_mixed(run_dir, fence, attempts, record.config.commits),
         reason=reason,
     )
+
+
+def _mixed(run_dir: str, fence: Fence, attempts: Sequence[Mapping[str, Any]], commits: bool) -> str:
+    """Chips or library versions, by the checkpoints' own word; code, if attempts that got somewhere had several."""
+    counted = [one for one in attempts if not commits or fence.last_of(one["attempt"]) is not None]
+    parts = ["chips or library versions"] if is_mixed(run_dir, fence.newest()) else []
+    parts += ["code"] if len({one["code"] for one in counted if "code" in one}) > 1 else []
+    return " and ".join(parts)
 
 
 def _dollars(events: Sequence[RunEvent], now: float) -> float | None:
     return make_sum(events, now).dollars
 
 
-def _last(rows: Sequence[Mapping[str, Any]], metric: str) -> float | None:
-    for row in reversed(rows):
-        value = row.get(metric)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value) if math.isfinite(value) else None
-    return None
-
-
-def _printed(run_dir: str, attempt: int) -> list[dict[str, Any]]:
-    """Lines of a foreign program's output that are a JSON object."""
-    text = b"".join(files.read(url) for url in log_parts(run_dir, attempt, 0))
-    found = []
-    for line in text.splitlines():
-        if line.startswith(b"{"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-    return found
+def _value(rows: Sequence[Mapping[str, Any]], metric: Metric) -> float | None:
+    found = [row.get(metric.name) for row in rows]
+    numbers = [float(one) for one in found if isinstance(one, int | float) and not isinstance(one, bool)]
+    value = metric.of(numbers) if numbers else math.nan
+    return value if math.isfinite(value) else None

@@ -88,6 +88,8 @@ class Parameter(BaseModel):
             raise ValueError(f"give one of value, values, or min and max; found {found}")
         if self.values == []:
             raise ValueError("values is empty: there is nothing to try")
+        if (twice := _twice(self.values or [self.value])) is not None:
+            raise ValueError(f"{twice} stands there twice: its trials would be the same ones")
         if given == ["min and max"]:
             self._check_range()
         return self
@@ -139,12 +141,47 @@ class Parameter(BaseModel):
         span = self.span
         return [int(span.low), int(span.high)] if span.whole else [span.low, span.high]
 
+    def allows(self, value: Value) -> bool:
+        """Whether it may have this value."""
+        if self.min is None:
+            return value in (self.choices or ())
+        span = self.span
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not span.low <= value <= span.high
+        ):
+            return False
+        steps = (value - span.low) / (span.step or 1.0)
+        on_a_step = math.isclose(steps, round(steps), abs_tol=1e-9)
+        return on_a_step if span.step else not span.whole or value == int(value)
+
     def applies(self, chosen: Mapping[str, Value]) -> bool:
         """Whether a trial that has `chosen` for the parameters before has this one, too."""
         for name, wanted in (self.when or {}).items():
             if name not in chosen or chosen[name] not in (wanted if isinstance(wanted, list) else [wanted]):
                 return False
         return True
+
+
+def _twice(values: Sequence[Value]) -> str | None:
+    """A value that equals an earlier one: 1 and 1.0 are the same number, 1 and true are not.
+
+    Raises:
+        ValueError: a value is of a kind that YAML has and JSON has not, such as a date.
+    """
+    seen: set[tuple[str, Any]] = set()
+    for value in values:
+        try:
+            text = json.dumps(value, sort_keys=True)
+        except TypeError:
+            raise ValueError(f"{value} is read as a {type(value).__name__}: put it into quotes") from None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        key = ("number", value) if number else ("other", text)
+        if key in seen:
+            return text
+        seen.add(key)
+    return None
 
 
 def canonical(values: Mapping[str, Value]) -> str:

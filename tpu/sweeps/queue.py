@@ -1,7 +1,7 @@
 """Carry a sweep to its end: as many trials at once as there are places, until there is no trial any more.
 
-How a trial is trained is the caller's business; here is which one comes next, what is noted of it and when, and
-whether the one that ends hands its chips on.
+How a trial is trained is the caller's business; here is which one comes next, what is noted of it and when, when one is
+stopped early, and whether the one that ends hands its chips on.
 """
 
 from __future__ import annotations
@@ -10,59 +10,104 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tpu.checkpoint.retry import StorageUnavailable
+from tpu.runs.tenure import StopRequested
 from tpu.sweeps.board import Board, Live, mean_value, told
 from tpu.sweeps.book import SweepBook
 from tpu.sweeps.config import Search, SweepError
+from tpu.sweeps.course import Course, TrialPruned
 from tpu.sweeps.outcome import Outcome
+from tpu.sweeps.points import Points
+from tpu.sweeps.pruning import Judge
 from tpu.sweeps.search import Searcher
 from tpu.sweeps.trial import Trial, trial_name
+from tpu.sweeps.wishes import WishBox, Wishes
 
-# How often it is looked whether there are more places, or fewer.
+# How often it is looked whether there are more places, or fewer, and what people wish.
 LOOK_S = 5.0
+_CANCELLED = "cancelled by request"
 
 
 class Train(Protocol):
-    """Train one trial to its end. `hands_on` is asked once, when its gang has ended: whether another trial will take
-    its chips. Raises nothing but a cancellation."""
+    """Train one trial to its end, or to the one that its course is given. `hands_on` is asked once, when its gang has
+    ended: whether another trial will take its chips. Raises nothing but a cancellation."""
 
-    async def __call__(self, trial: Trial, live: Live, hands_on: Callable[[], bool]) -> Outcome: ...
+    async def __call__(
+        self, trial: Trial, live: Live, course: Course, hands_on: Callable[[], bool]
+    ) -> Outcome: ...
+
+
+@dataclass
+class Running:
+    """A trial between its begin and its end."""
+
+    trial: Trial
+    course: Course
 
 
 class Queue:
-    """The trials of one sweep. `board` always shows how they are."""
+    """The trials of one sweep. `board` always shows how they are; `priority` is what people wish it to be."""
 
     def __init__(
-        self, name: str, search: Search, book: SweepBook, searcher: Searcher, report: Callable[[str], None]
+        self,
+        name: str,
+        search: Search,
+        book: SweepBook,
+        searcher: Searcher,
+        judge: Judge,
+        wishes: WishBox,
+        report: Callable[[str], None],
     ) -> None:
         self.board = Board(search.metric.name, search.metric.goal)
+        self.priority: int | None = None
+        self.again: set[int] = set()  # trials that had failed or were stopped, and go on
         self._name = name
         self._search = search
         self._book = book
         self._searcher = searcher
+        self._judge = judge
+        self._box = wishes
         self._report = report
-        self._seeds: list[int | None] = [*search.seeds] or [None]
+        self._points = Points(search, searcher)
+        self._heard: deque[tuple[Trial, int, float]] = deque()  # reports that the study has not got yet
         self._waiting: deque[Trial] = deque()
-        self._exhausted = False
+        self._cancelled: set[int] = set()
+        self._added = 0
         self._promised = 0
         self._places = 0
-        self._running: dict[asyncio.Task[Outcome], Trial] = {}
+        self._running: dict[asyncio.Task[Outcome], Running] = {}
 
     async def take_up(self, rerun_failed: bool = False) -> None:
         """Learn what an earlier start of the sweep has done: what has ended stays so, the rest goes on first."""
         trials = await asyncio.to_thread(self._book.trials)
         outcomes = await asyncio.to_thread(self._book.outcomes)
+        await asyncio.to_thread(self._points.recall, trials)
         for trial in trials:
             self.board.began[trial.number] = trial
-            if trial.number % len(self._seeds) == 0:
-                await asyncio.to_thread(self._searcher.replay, trial.parameters)
+            self._judge.begin(trial.number)
+        for trial in trials:
             outcome = outcomes.get(trial.number)
-            if outcome is not None and not (rerun_failed and outcome.state != "finished"):
-                self.board.ended[trial.number] = outcome
-                await self._tell(trial)
-            else:
+            if outcome is None or (rerun_failed and outcome.state in ("failed", "stopped")):
                 self._waiting.append(trial)
+                self.again |= {trial.number} if outcome is not None else set()
+                continue
+            self.board.ended[trial.number] = outcome
+            for step, value in outcome.reports:
+                self._judge.hear(trial.number, step, value)
+                self._heard.append((trial, step, value))
+            self._judge.end(trial.number, outcome.state)
+        for trial in trials:
+            await self._tell(trial)
+
+        def taken(wishes: Wishes) -> Wishes:
+            left = tuple(number for number in wishes.cancelled if number not in self.again)
+            return replace(wishes, taken=True, cancelled=left)
+
+        await asyncio.to_thread(self._box.change, taken)
+        await self._obey(self._box.wishes)
         if trials:
             told = f"{len(self.board.ended)} trial(s) have ended, {len(self._waiting)} go on"
             self._report(f"taking the sweep {self._name} up: {told}")
@@ -82,14 +127,13 @@ class Queue:
                 self._places = await places()
                 while len(self._running) < self._places and (trial := await self._next()) is not None:
                     self._start(train, trial)
+                await self._tell_reports()
                 await changed()
-                if not self._running:
+                if not self._running and await asyncio.to_thread(self._box.give_back):
                     return
-                done, _ = await asyncio.wait(
-                    self._running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                for task in done:
-                    await self._settle(self._running.pop(task), task.result())
+                if self._running:
+                    await self._wait()
+                await self._look_at_wishes()
         finally:
             for task in self._running:
                 task.cancel()
@@ -97,8 +141,16 @@ class Queue:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*self._running, return_exceptions=True)
 
+    async def _wait(self) -> None:
+        done, _ = await asyncio.wait(self._running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            running = self._running.pop(task)
+            await self._settle(running, task.result())
+
     def _start(self, train: Train, trial: Trial) -> None:
         live = self.board.live[trial.number] = Live()
+        self._judge.begin(trial.number)
+        course = Course(self._search.metric, lambda step, value: self._hear(trial, course, step, value))
         promised = False
 
         def hands_on() -> bool:
@@ -112,53 +164,58 @@ class Queue:
             if promised:
                 self._promised -= 1
 
-        task = asyncio.create_task(train(trial, live, hands_on))
+        task = asyncio.create_task(train(trial, live, course, hands_on))
         task.add_done_callback(ended)
-        self._running[task] = trial
+        self._running[task] = Running(trial, course)
         self._report(f"trial {trial.number}, {told(trial.parameters, trial.seed)}: {trial.run}")
+
+    def _hear(self, trial: Trial, course: Course, step: int, value: float) -> None:
+        """A value at a border: whether the trial goes on is decided at once."""
+        self._heard.append((trial, step, value))
+        if (why := self._judge.hear(trial.number, step, value)) is not None:
+            course.end(TrialPruned(why))
 
     @property
     def left(self) -> int:
         """How many trials are still to be started, as far as is known."""
-        if self._exhausted:
-            return len(self._waiting)
-        return len(self._waiting) + self._search.runs - len(self.board.began)
+        return len(self._waiting) + self._points.left
 
     async def _next(self) -> Trial | None:
-        if self._waiting:
-            return self._waiting.popleft()
-        number = len(self.board.began)
-        if self._exhausted or number >= self._search.runs:
+        while self._waiting:
+            trial = self._waiting.popleft()
+            if trial.number not in self._cancelled:
+                return trial
+            await self._note(trial, Outcome("stopped", reason=_CANCELLED))
+        known = self._points.exhausted
+        draft = await asyncio.to_thread(self._points.next)
+        if self._points.exhausted and not known:
+            self._report(f"the space has no other point: {len(self.board.began)} trials in all")
+        if draft is None:
             return None
-        seeds = len(self._seeds)
-        if number % seeds:  # the next seed of the same point
-            before = self.board.began[number - 1]
-            point, parameters = before.point, dict(before.parameters)
-        else:
-            found = await asyncio.to_thread(self._searcher.next)
-            if found is None:
-                self._exhausted = True
-                if number < self._search.runs:
-                    self._report(
-                        f"the space has no other point: {number} trials in place of {self._search.runs}"
-                    )
-                return None
-            point, parameters = number // seeds, found
-        seed = self._seeds[number % seeds]
-        trial = Trial(number, point, parameters, seed, trial_name(self._name, parameters, seed))
+        name = trial_name(self._name, draft.parameters, draft.seed)
+        number = len(self.board.began)
+        trial = Trial(number, draft.point, draft.parameters, draft.seed, name, draft.added)
         await asyncio.to_thread(self._book.begin, trial)
         self.board.began[number] = trial
+        self._points.begin(trial)
         return trial
 
-    async def _settle(self, trial: Trial, outcome: Outcome) -> None:
+    async def _settle(self, running: Running, outcome: Outcome) -> None:
+        trial = running.trial
         self.board.live.pop(trial.number, None)
+        outcome = replace(outcome, reports=self._judge.heard(trial.number))
+        await self._note(trial, outcome)
+        self._refuse_unlogged(trial, outcome)
+
+    async def _note(self, trial: Trial, outcome: Outcome) -> None:
+        """Write down how a trial has ended, and let the search know."""
         self.board.ended[trial.number] = outcome
+        self._judge.end(trial.number, outcome.state)
         await asyncio.to_thread(self._book.settle, trial, outcome)
         await self._tell(trial)
         value = "" if outcome.value is None else f", {self._search.metric.name} {outcome.value:.6g}"
         why = f": {outcome.reason}" if outcome.reason else ""
         self._report(f"trial {trial.number} {outcome.state}{value}{why}")
-        self._refuse_unlogged(trial, outcome)
 
     def _refuse_unlogged(self, trial: Trial, outcome: Outcome) -> None:
         """A metric that the first one to finish has never logged will not come of the others."""
@@ -175,9 +232,48 @@ class Queue:
 
     async def _tell(self, trial: Trial) -> None:
         """Tell the search of a point once all of its trials have ended."""
-        first = trial.point * len(self._seeds)
-        last = min(first + len(self._seeds), self._search.runs)
-        numbers = range(first, last)
-        if all(number in self.board.ended for number in numbers):
-            value = mean_value(self.board.ended[number] for number in numbers)
-            await asyncio.to_thread(self._searcher.tell, trial.parameters, value)
+        numbers = [one.number for one in self._points.of(trial.point)]
+        if not self._points.complete(trial.point) or any(n not in self.board.ended for n in numbers):
+            return
+        await self._tell_reports()
+        outcomes = [self.board.ended[number] for number in numbers]
+        pruned = any(one.state == "pruned" for one in outcomes)
+        await asyncio.to_thread(self._searcher.tell, trial.parameters, mean_value(outcomes), pruned)
+
+    async def _tell_reports(self) -> None:
+        """What trials have reported goes to the study: the mean of a point's seeds, once all have come so far."""
+        while self._heard:
+            trial, step, _ = self._heard.popleft()
+            numbers = [one.number for one in self._points.of(trial.point)]
+            values = [self._judge.value(number, step) for number in numbers]
+            if self._points.complete(trial.point) and all(value is not None for value in values):
+                mean = sum(value for value in values if value is not None) / len(values)
+                await asyncio.to_thread(self._searcher.report, trial.parameters, step, mean)
+
+    # --- what people wish ---
+
+    async def _look_at_wishes(self) -> None:
+        try:
+            wishes = await asyncio.to_thread(self._box.read)
+        except StorageUnavailable as error:
+            self._report(f"the bucket does not answer; trying again ({error})")
+            return
+        await self._obey(wishes)
+
+    async def _obey(self, wishes: Wishes) -> None:
+        if wishes.runs is not None and wishes.runs > self._points.limit:
+            self._points.limit = wishes.runs
+            self._report(f"at most {wishes.runs} trials are drawn now")
+        for number, parameters in list(enumerate(wishes.added))[self._added :]:
+            self._added = number + 1
+            if not await asyncio.to_thread(self._points.add, number, parameters):
+                self._report(f"there is a trial with {told(parameters, None)} already: nothing is added")
+        if wishes.priority is not None and wishes.priority != self.priority:
+            self.priority = wishes.priority
+            self._report(f"its priority is {wishes.priority} now")
+            for running in self._running.values():
+                running.course.set_priority(wishes.priority)
+        self._cancelled = set(wishes.cancelled)
+        for running in self._running.values():
+            if running.trial.number in self._cancelled:
+                running.course.end(StopRequested(_CANCELLED))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ from optuna.distributions import CategoricalChoiceType
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, QMCSampler, RandomSampler, TPESampler
 from optuna.trial import TrialState
+from sqlalchemy import event
+from sqlalchemy.engine import make_url
 
 from tpu.sweeps import grid
 from tpu.sweeps.config import Search
@@ -44,19 +46,37 @@ class Searcher:
         self._seen: set[str] = set()
         self._asked: dict[str, optuna.Trial] = {}
         try:
-            backend = optuna.storages.RDBStorage(storage)
+            backend = _opened(storage)
             if study in optuna.get_all_study_names(storage=backend):
                 optuna.delete_study(study_name=study, storage=backend)
             self._study = optuna.create_study(
                 storage=backend, study_name=study, direction=search.metric.goal, sampler=self._sampler(0)
             )
+        except ImportError as error:
+            raise StudyError(
+                f"search.storage {_without_password(storage)}: {error}; for PostgreSQL: "
+                "pip install 'tpu-relay[postgres]'"
+            ) from error
         except Exception as error:  # of whichever database
             raise StudyError(f"search.storage {_without_password(storage)}: {error}") from error
 
-    def replay(self, point: Mapping[str, Any]) -> None:
-        """A point that an earlier start of the sweep has given; `tell` says what became of it."""
-        self._study.enqueue_trial(_for_optuna(self._search.parameters, point))
-        self._ask()
+    def give(self, point: Mapping[str, Any]) -> None:
+        """A point that comes from elsewhere: of an earlier start of the sweep, or of a person.
+
+        One that is not in the space is trained all the same; the study then has its value, and nothing to learn of it.
+        """
+        if in_space(self._search.parameters, point):
+            self._study.enqueue_trial(_for_optuna(self._search.parameters, point))
+            self._ask()
+            return
+        asked = self._study.ask()
+        asked.set_user_attr("parameters", dict(point))
+        self._seen.add(canonical(point))
+        self._asked[canonical(point)] = asked
+
+    def knows(self, point: Mapping[str, Any]) -> bool:
+        """Whether the point was given before."""
+        return canonical(point) in self._seen
 
     def next(self) -> dict[str, Any] | None:
         """A new point; None if there is none any more."""
@@ -87,12 +107,19 @@ class Searcher:
         self._asked[key] = asked
         return point
 
-    def tell(self, point: Mapping[str, Any], value: float | None) -> None:
-        """How good a point was; None if its trials failed."""
+    def report(self, point: Mapping[str, Any], step: int, value: float) -> None:
+        """How good a point was at a border."""
+        if (asked := self._asked.get(canonical(point))) is not None:
+            asked.report(value, step)
+
+    def tell(self, point: Mapping[str, Any], value: float | None, pruned: bool = False) -> None:
+        """How good a point was; None if its trials failed. Of one that was `pruned` its last report counts."""
         asked = self._asked.pop(canonical(point), None)
         if asked is None:
             return  # it was told before
-        if value is None:
+        if pruned:
+            self._study.tell(asked, state=TrialState.PRUNED)
+        elif value is None:
             self._study.tell(asked, state=TrialState.FAIL)
         else:
             self._study.tell(asked, value)
@@ -111,6 +138,28 @@ class Searcher:
                 return RandomSampler(seed=seed + number)
 
 
+def _opened(storage: str) -> optuna.storages.RDBStorage:
+    """A storage by its URL. A SQLite file need not be safe on disk after each change: it is made anew at each start."""
+    url = make_url(storage)
+    if url.drivername in (
+        "postgres",
+        "postgresql",
+        "postgresql+asyncpg",
+    ):  # as Prefect has it, which is no driver here
+        url = url.set(drivername="postgresql+psycopg")
+    backend = optuna.storages.RDBStorage(url.render_as_string(hide_password=False))
+    if backend.engine.dialect.name == "sqlite":
+        event.listen(backend.engine, "connect", lambda connection, _: _hurry(connection.execute))
+        with backend.engine.connect() as connection:  # the one that made the tables
+            _hurry(connection.exec_driver_sql)
+    return backend
+
+
+def _hurry(execute: Callable[[str], object]) -> None:
+    execute("pragma journal_mode=wal")  # another process, such as optuna-dashboard, may read meanwhile
+    execute("pragma synchronous=normal")
+
+
 def storage_url(search: Search, folder: Path, bucket: str, sweep: str) -> str:
     """Where the study is: what the sweep says, or a file of this machine.
 
@@ -127,6 +176,17 @@ def storage_url(search: Search, folder: Path, bucket: str, sweep: str) -> str:
     place = folder / "sweeps" / bucket.removeprefix("gs://").replace("/", "-")
     place.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{place}/{sweep}.db"
+
+
+def in_space(parameters: Mapping[str, Parameter], point: Mapping[str, Any]) -> bool:
+    """Whether the search could have drawn this point."""
+    chosen: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if parameter.applies(chosen):
+            if name not in point or not parameter.allows(point[name]):
+                return False
+            chosen[name] = point[name]
+    return chosen.keys() == point.keys()
 
 
 def _suggest(asked: optuna.Trial, name: str, parameter: Parameter) -> Any:

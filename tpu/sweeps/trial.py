@@ -23,13 +23,17 @@ class MalformedTrial(ValueError):
 
 @dataclass(frozen=True)
 class Trial:
-    """`number` counts the trials of a sweep, `point` the points of its space, which differ from each other."""
+    """`number` counts the trials of a sweep, `point` the points of its space, which differ from each other.
+
+    `added` counts the points that people have added to the sweep; None if it was drawn.
+    """
 
     number: int
     point: int
     parameters: Mapping[str, Any]
     seed: int | None
     run: str
+    added: int | None = None
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
