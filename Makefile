@@ -3,6 +3,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-xla train sweep up down status test test-xla lint bench ui pictures clean
 
+# Every flow, server and program is a process of its own: without compiled files each compiles Prefect anew, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The first Python of 3.11 or newer; or name one: make setup PYTHON=/path/to/python3.12
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
