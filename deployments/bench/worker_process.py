@@ -27,7 +27,7 @@ from tpu.worker.where import worker_folder
 from tpu.worker.worker import CloudTpuWorker
 
 END_S = 90.0
-LOOK_S = 0.05
+LOOK_S, ENDED_LOOK_S = 0.05, 0.2
 
 
 class Worker:
@@ -139,11 +139,12 @@ class Worker:
     async def ended(self, flow_run_id: UUID, within_s: float = END_S) -> State:
         """The state of a flow run once it is final and nothing of it is left on this machine."""
         began, state = time.monotonic(), None
-        while time.monotonic() - began < within_s:
-            state = (await self.flow_run(flow_run_id)).state
-            if state is not None and state.is_final() and not self.left_of(flow_run_id):
-                return state
-            await asyncio.sleep(LOOK_S)
+        async with get_client() as client:
+            while time.monotonic() - began < within_s:
+                state = (await client.read_flow_run(flow_run_id)).state
+                if state is not None and state.is_final() and not self.left_of(flow_run_id):
+                    return state
+                await asyncio.sleep(ENDED_LOOK_S)
         raise AssertionError(f"{state} after {within_s:.0f} s; the worker says:\n{self.log.read_text()}")
 
     def kill_all(self) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
@@ -26,9 +29,10 @@ from deployments.automations import PREFIX
 from deployments.bench.chaos.warm import WarmStarts, warm_starts
 from deployments.bench.worker_process import Worker
 from deployments.postgres import own_postgres
-from deployments.prefect_server import prefect_server
+from deployments.prefect_server import prefect_server, settings
 from flows.train import train
 from tests.trainers.undisturbed import undisturbed
+from tpu.checkpoint import files
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import Fence, load_fence
 from tpu.checkpoint.restore import restore
@@ -38,7 +42,7 @@ from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.runs.config import RunConfig, parse_run_config
-from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.event_log import RunEvent
 from tpu.runs.record import run_directory
 from tpu.runtime.metrics import read_metrics
 from tpu.slices.deletion import delete_slice
@@ -47,16 +51,44 @@ from tpu.slices.lease_book import GcsLeaseBook
 from tpu.slices.pool_settings import PoolSettings
 from tpu.topology import accelerator_type
 
-WAIT_S = 90.0
+WAIT_S, LOOK_S = 90.0, 0.1
+# The file in a Prefect server's folder.
+DATABASE = "prefect.db"
+# The first attempt comes past a commit or two and stays there, until something ends it.
+STAYS = {"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"}
+# Only the first attempt is slow: whatever ends it has time on the slowest machine, and what follows takes none.
+SLOW_AT_FIRST = {"NUMPY_SLOW_ATTEMPT": "1"}
 
 
 @pytest.fixture(scope="session")
-def prefect_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def prefect_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database for a Prefect server's folder. Its migrations take longer than the start of a server, so they
+    are made once for all processes of a test session."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    with (shared / "prefect.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        file = shared / "prefect-tables" / DATABASE
+        if not file.exists():
+            making = shared / "prefect-making"
+            subprocess.run(
+                [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"],
+                env=os.environ | settings(making), check=True, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            making.rename(file.parent)
+    return file
+
+
+@pytest.fixture(scope="session")
+def prefect_environment(
+    tmp_path_factory: pytest.TempPathFactory, prefect_tables: Path
+) -> Iterator[dict[str, str]]:
     """One Prefect server for the whole session; on PostgreSQL with TPU_RELAY_TEST_DB=postgres."""
     with contextlib.ExitStack() as stack:
         on_postgres = os.environ.get("TPU_RELAY_TEST_DB") == "postgres"
         database = stack.enter_context(own_postgres()) if on_postgres else None
         folder = tmp_path_factory.mktemp("prefect")
+        shutil.copy(prefect_tables, folder)
         environment = stack.enter_context(prefect_server(folder, database=database))
         yield environment
         # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
@@ -91,7 +123,7 @@ class Lab:
 
     emulator: Emulator
     environment: dict[str, str]
-    names: list[str] = field(default_factory=list)
+    read: dict[str, RunEvent] = field(default_factory=dict)  # events by where they are
 
     def numpy_run(
         self, name: str, *, steps: int = 60, every: int = 20, step_s: float = 0.02, **values: Any
@@ -188,7 +220,10 @@ class Lab:
         return newest.step if newest else 0
 
     def events(self, name: str, kind: str | None = None) -> list[RunEvent]:
-        return [event for event in load_events(self.directory(name)) if kind in (None, event.kind)]
+        """As `load_events`; but each is read once, since tests ask again and again, and none ever changes."""
+        urls = files.names(f"{self.directory(name)}/events")
+        self.read |= {url: RunEvent(**json.loads(files.read(url))) for url in urls if url not in self.read}
+        return [event for event in map(self.read.__getitem__, urls) if kind in (None, event.kind)]
 
     def verdicts(self, name: str) -> list[str]:
         return [event.detail["verdict"] for event in self.events(name, "attempt-ended")]
@@ -216,7 +251,7 @@ class Lab:
                 if task is not None and task.done():
                     task.result()
                     raise AssertionError(f"the flow ended before {what}")
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(LOOK_S)
 
     async def until_step(self, name: str, step: int, task: asyncio.Task[Any] | None = None) -> None:
         await self.until(lambda: self.newest_step(name) >= step, f"step {step} of {name} was committed", task)

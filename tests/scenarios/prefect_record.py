@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterName,
@@ -18,23 +18,18 @@ from prefect.events.schemas.events import Event, ResourceSpecification
 
 PAGE = 200
 # A flow's process sends its log every 2 s; the server writes it in batches.
-RECORDED_S = 30.0
+RECORDED_S, LOOK_S = 30.0, 0.5
+
+
+def called(name: str) -> FlowRunFilter:
+    return FlowRunFilter(name=FlowRunFilterName(any_=[name]))
 
 
 async def flow_runs(name: str) -> list[FlowRun]:
     """Flow runs called `name`, oldest first."""
     async with get_client() as client:
-        found = await client.read_flow_runs(
-            flow_run_filter=FlowRunFilter(name=FlowRunFilterName(any_=[name]))
-        )
+        found = await client.read_flow_runs(flow_run_filter=called(name))
     return sorted(found, key=lambda run: run.created)  # type: ignore[arg-type, return-value]
-
-
-async def task_run_names(name: str) -> set[str]:
-    """Names of the task runs of all flow runs called `name`."""
-    async with get_client() as client:
-        where = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
-        return {run.name for run in await client.read_task_runs(flow_run_filter=where, limit=PAGE)}
 
 
 async def until_task_runs(name: str, *wanted: str) -> None:
@@ -44,26 +39,24 @@ async def until_task_runs(name: str, *wanted: str) -> None:
     """
     found: set[str] = set()
     try:
-        async with asyncio.timeout(RECORDED_S):
+        async with asyncio.timeout(RECORDED_S), get_client() as client:
             while not found.issuperset(wanted):
-                await asyncio.sleep(0.2)
-                found = await task_run_names(name)
+                await asyncio.sleep(LOOK_S)
+                runs = await client.read_task_runs(flow_run_filter=called(name), limit=PAGE)
+                found = {run.name for run in runs}
     except TimeoutError:
         raise AssertionError(f"no {set(wanted) - found} among the task runs of {name}: {found}") from None
 
 
-async def log_of(name: str) -> str:
+async def log_of(client: PrefectClient, name: str) -> str:
     """The whole log of all flow runs called `name`, a line a message."""
     lines: list[str] = []
-    async with get_client() as client:
-        for run in await flow_runs(name):
-            where = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
-            offset = 0
-            while page := await client.read_logs(
-                where, limit=PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC
-            ):
-                lines += [entry.message for entry in page]
-                offset += len(page)
+    for run in await client.read_flow_runs(flow_run_filter=called(name)):
+        where = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id]))
+        offset = 0
+        while page := await client.read_logs(where, limit=PAGE, offset=offset, sort=LogSort.TIMESTAMP_ASC):
+            lines += [entry.message for entry in page]
+            offset += len(page)
     return "\n".join(lines)
 
 
@@ -71,10 +64,10 @@ async def log_with(name: str, *words: str) -> str:
     """The log once it holds all `words`; fails with the log if it does not in RECORDED_S."""
     text = ""
     try:
-        async with asyncio.timeout(RECORDED_S):
+        async with asyncio.timeout(RECORDED_S), get_client() as client:
             while not all(word in text for word in words):
-                await asyncio.sleep(0.2)
-                text = await log_of(name)
+                await asyncio.sleep(LOOK_S)
+                text = await log_of(client, name)
     except TimeoutError:
         missing = [word for word in words if word not in text]
         raise AssertionError(f"the Prefect log of {name} has no {missing}; it is:\n{text}") from None
@@ -97,7 +90,7 @@ async def events_of(name: str, *wanted: str) -> list[Event]:
     try:
         async with asyncio.timeout(RECORDED_S), get_client() as client:
             while not {one.event for one in found}.issuperset(wanted):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(LOOK_S)
                 found = list((await client.read_events(where, limit=50)).events)
     except TimeoutError:
         raise AssertionError(f"no {set(wanted)} among the events of {name}: {found}") from None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.bench.chaos.warm import WarmStarts
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import STAYS, Lab
 from tests.scenarios.terminal import started
 from tpu.cloud import CloudError, ErrorKind
 from tpu.runs.config import RunConfig
@@ -20,14 +20,16 @@ KIND = "v6e-1"
 FIRST, SECOND, ABROAD = "us-east5-a", "us-east5-b", "europe-west4-a"
 
 
-def run_of(lab: Lab, name: str, *zones: str, steps: int = 10, **slice: Any) -> RunConfig:
+def run_of(
+    lab: Lab, name: str, *zones: str, steps: int = 10, variables: dict[str, str] | None = None, **slice: Any
+) -> RunConfig:
     wanted = {
         "accelerator_type": KIND,
         "zone": zones[0],
         "candidates": [{"zone": zone} for zone in zones],
         "price_an_hour": 1.0,
     }
-    return lab.numpy_run(name, steps=steps, every=10, slice=wanted | slice)
+    return lab.numpy_run(name, steps=steps, every=10, variables=variables or {}, slice=wanted | slice)
 
 
 def zones_in(lab: Lab, name: str, kind: str) -> list[str]:
@@ -43,7 +45,7 @@ def block(lab: Lab, *zones: str) -> None:
 
 
 async def test_V1_a_sold_out_zone_is_left_for_the_next_and_a_preemption_asks_the_first_again(lab: Lab):
-    run = run_of(lab, "failover", FIRST, SECOND, steps=60)
+    run = run_of(lab, "failover", FIRST, SECOND, steps=30, variables=STAYS)
     lab.emulator.stockout(FIRST, KIND)
     async with lab.training(run) as task:
         await lab.until_step(run.name, 10, task)
@@ -184,7 +186,7 @@ async def test_V14_hosts_that_could_not_be_reached_are_not_made(lab: Lab):
 
 
 async def test_a_zone_without_queued_resources_trains_on_a_plain_node(lab: Lab):
-    run = run_of(lab, "plain", FIRST, steps=60)
+    run = run_of(lab, "plain", FIRST, steps=30, variables=STAYS)
     lab.emulator.set_queues(FIRST, False)
     async with lab.training(run) as task:
         await lab.until_step(run.name, 10, task)

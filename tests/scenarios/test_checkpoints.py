@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.test_kill import assert_undisturbed
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import Lab, beside
 from tests.scenarios.prefect_record import flow_runs, log_with, until_task_runs
+from tests.trainers.gate import Gate
 from tpu.checkpoint import files, objects
 from tpu.checkpoint.restore import restore
 from tpu.clock import SystemClock
@@ -95,16 +97,21 @@ async def test_C5_the_same_name_with_other_numbers_is_refused_before_anything_is
     await log_with(run.name, "seed: 0 → 4")
 
 
-async def test_C6_the_second_is_refused_and_take_over_wins_without_touching_the_gang(lab: Lab):
-    run = lab.numpy_run("twice", steps=40, every=10, step_s=0.3)
+async def test_C6_the_second_is_refused_and_take_over_wins_without_touching_the_gang(
+    lab: Lab, tmp_path: Path
+):
+    gate = Gate(tmp_path / "gate", before=15)
+    run = lab.numpy_run("twice", steps=30, every=10, variables=gate.variables)
     first = asyncio.create_task(lab.train(run))
     await lab.until_step(run.name, 10, first)
     with pytest.raises(RunIsDriven, match="nothing was changed"):
         await lab.train(run)
     assert not first.done()
-    report = await lab.train(run, take_over=True)
-    with pytest.raises(ControllerLost):
-        await first
+    async with beside(lab.train(run, take_over=True)) as second:
+        with pytest.raises(ControllerLost):
+            await first
+        gate.open()
+    report = second.result()
     # The gang was never ended: one attempt, all bits.
     assert (report["verdict"], report["attempts"]) == ("finished", 1)
     deleted = [event.detail["why"] for event in lab.events(run.name, "slice-deleted")]

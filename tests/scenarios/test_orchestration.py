@@ -13,9 +13,10 @@ from urllib.parse import urljoin
 import pytest
 from prefect.exceptions import CancelledRun
 
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import STAYS, Lab
 from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
-from tests.scenarios.terminal import said, started
+from tests.scenarios.terminal import started
+from tests.trainers.gate import Gate
 from tpu.checkpoint import files
 from tpu.connection import Connection
 from tpu.hosts.connect import connect_all
@@ -43,19 +44,23 @@ async def killed_flow(lab: Lab, folder: Path, run: RunConfig) -> None:
 
 
 async def test_O1_a_killed_flow_is_started_again_and_takes_the_gang_up(lab: Lab, tmp_path: Path):
-    run = lab.numpy_run("taken-up", steps=40, every=10, step_s=0.25)
+    gate = Gate(tmp_path / "gate", before=15)
+    run = lab.numpy_run("taken-up", steps=30, every=10, variables=gate.variables)
     await killed_flow(lab, tmp_path, run)
-    code, output = await said(tmp_path, configuration(tmp_path, run))
-    assert code == 0, output
-    assert "taking up attempt 1" in output
+    async with started(tmp_path, configuration(tmp_path, run)) as flow:
+        await lab.until(lambda: "taking up attempt 1" in flow.output, "taken up")
+        gate.open()
+        assert await flow.exit_code() == 0, flow.output
     assert [event.detail["attempt"] for event in lab.events(run.name, "attempt-started")] == [1]
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)
 
 
 async def test_O1_a_gang_that_finished_while_nobody_watched_is_not_started_again(lab: Lab, tmp_path: Path):
-    run = lab.numpy_run("finished-alone", steps=20, every=10, step_s=0.05)
+    gate = Gate(tmp_path / "gate", before=15)
+    run = lab.numpy_run("finished-alone", steps=20, every=10, variables=gate.variables)
     await killed_flow(lab, tmp_path, run)
+    gate.open()
     await lab.until_step(run.name, run.steps)
     await lab.train(run)
     assert lab.verdicts(run.name) == ["finished"]
@@ -64,8 +69,7 @@ async def test_O1_a_gang_that_finished_while_nobody_watched_is_not_started_again
 
 async def test_O1_a_gang_that_the_dead_driver_had_ended_is_charged_to_nobody(lab: Lab, tmp_path: Path):
     run = lab.numpy_run(
-        "ended", steps=30, every=10, budget={"user_failure": 0},
-        variables={"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"},
+        "ended", steps=30, every=10, budget={"user_failure": 0}, variables=STAYS
     )  # fmt: skip
     await killed_flow(lab, tmp_path, run)
     connection = Connection.from_environment()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import Lab, Pool
+from tests.scenarios.conftest import SLOW_AT_FIRST, STAYS, Lab, Pool, beside
+from tests.trainers.gate import Gate
 from tpu.runs import membership
 from tpu.runs.config import RunConfig
 from tpu.slices.lease import Lease, LeaseObserver, LeaseState
@@ -78,18 +79,22 @@ async def test_V12_the_next_run_takes_a_finished_runs_slice_and_one_that_a_perso
 async def test_G6_of_three_runs_on_the_chips_of_one_slice_one_is_killed_and_the_others_go_on(
     lab: Lab, pool: Pool, tmp_path: Path
 ):
-    runs = [lab.numpy_run(f"chip-{n}", steps=90, every=30, step_s=0.1, slice={"chips": 1}) for n in range(3)]
+    gate = Gate(tmp_path / "gate", before=15)
+    runs = [
+        lab.numpy_run(f"chip-{n}", steps=30, every=10, slice={"chips": 1}, variables=gate.variables)
+        for n in range(3)
+    ]
     async with contextlib.AsyncExitStack() as stack:
         other = await stack.enter_async_context(lab.flow_process(runs[0], tmp_path))
         await lab.until(lambda: gang_pids(lab, runs[0]), "the other process trains")
         for run in runs[1:]:
             await stack.enter_async_context(lab.training(run))
-        await lab.until(
-            lambda: all(lab.newest_step(run.name) >= 30 for run in runs[1:]), "both have committed"
-        )
+        await lab.until(lambda: all(lab.newest_step(run.name) == 10 for run in runs), "all have committed")
         (lease,) = [lease for lease in await pool.leases() if lease.state is LeaseState.READY]
         assert sorted(chip for holder in lease.holders for chip in holder.chips) == [0, 1, 2]
         lab.kill(gang_pids(lab, runs[1]))
+        await lab.until(lambda: lab.verdicts(runs[1].name), "the verdict")
+        gate.open()
         assert await other.wait() == 0
     for run in runs:
         lab.assert_as_undisturbed(run)
@@ -112,15 +117,19 @@ def gang_pids(lab: Lab, run: RunConfig) -> list[int]:
 
 
 async def test_a_run_of_higher_priority_evicts_at_the_next_commit_and_the_evicted_one_comes_back(
-    lab: Lab, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(membership, "LEASE_BEAT_S", 1.0)
     await pool.set(max_slices=1)
-    low = lab.numpy_run("low", steps=200, every=40, step_s=0.05, budget={"preemption": 0})
+    gate = Gate(tmp_path / "gate", before=25)
+    low = lab.numpy_run("low", steps=120, every=20, step_s=0.1, variables=SLOW_AT_FIRST | gate.variables,
+                        budget={"preemption": 0})  # fmt: skip
     high = lab.numpy_run("high", steps=20, every=20, priority=5)
     async with lab.training(low) as task:
-        await lab.until_step(low.name, 40, task)
-        await lab.train(high)
+        await lab.until_step(low.name, 20, task)
+        async with beside(lab.train(high)):
+            await lab.until(lambda: any(lease.claim for lease in asyncio.run(pool.leases())), "its claim")
+            gate.open()
     for run in (low, high):
         lab.assert_as_undisturbed(run)
     assert lab.verdicts(high.name) == ["finished"]
@@ -140,13 +149,13 @@ async def test_O1_a_killed_flows_lease_expires_and_who_takes_it_ends_its_gang_fi
 ):
     monkeypatch.setattr(membership, "LeaseObserver", functools.partial(LeaseObserver, ttl_s=4.0))
     await pool.set(max_slices=1, idle_minutes=5)
-    dead = lab.numpy_run("dead", steps=90, every=15, step_s=0.2)
+    dead = lab.numpy_run("dead", steps=40, every=20, variables=STAYS)
     heir = lab.numpy_run("heir", steps=20, every=20)
     async with lab.flow_process(dead, tmp_path) as process:
-        await lab.until_step(dead.name, 15)
+        await lab.until_step(dead.name, 20)
         process.kill()
         await process.wait()
-    assert gang_pids(lab, dead)  # it trains on, and nobody watches
+    assert gang_pids(lab, dead)  # it lives on, and nobody watches
     await lab.train(heir)
     lab.assert_as_undisturbed(heir)
     assert lab.verdicts(heir.name) == ["finished"]

@@ -14,9 +14,10 @@ from prefect.exceptions import CancelledRun
 
 from flows.reap import reap
 from tasks.fleet import fleet_key
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import SLOW_AT_FIRST, Lab
 from tests.scenarios.prefect_record import artifacts, flow_runs, log_with
 from tests.scenarios.terminal import started
+from tests.trainers.gate import Gate
 from tpu.checkpoint import files
 from tpu.runs.config import RunConfig
 from tpu.runs.ledger import make_sum
@@ -75,11 +76,12 @@ async def test_O1_a_flow_that_is_killed_and_never_started_again_leaks_no_slice(
 async def test_a_run_that_has_spent_its_max_cost_saves_cleans_up_and_says_how_to_go_on(lab: Lab):
     # A cent a second: the limit comes a few seconds after the slice is ready.
     dear = {"accelerator_type": "v4-8", "price_an_hour": 36.0}
-    run = lab.numpy_run("dear", steps=80, every=40, step_s=0.1, slice=dear, max_cost=0.06)
+    run = lab.numpy_run("dear", steps=240, every=40, step_s=0.1, slice=dear, max_cost=0.1,
+                        variables=SLOW_AT_FIRST)  # fmt: skip
     with pytest.raises(CancelledRun) as ended:
         await lab.train(run)
     assert re.fullmatch(
-        r"max_cost of \$0\.0600 is reached \(\$0\.\d{4} spent\)\. To go on: relay extend dear --max-cost N, "
+        r"max_cost of \$0\.1000 is reached \(\$0\.\d{4} spent\)\. To go on: relay extend dear --max-cost N, "
         r"then python -m flows\.train --resume dear",
         str(ended.value),
     )
@@ -87,12 +89,12 @@ async def test_a_run_that_has_spent_its_max_cost_saves_cleans_up_and_says_how_to
     (flow_run,) = await flow_runs(run.name)
     assert flow_run.state is not None
     assert (flow_run.state.name, flow_run.state.type.value) == ("MaxCostReached", "CANCELLED")
-    await log_with(run.name, "% of max_cost is spent", "of $0.0600 (max_cost)")
+    await log_with(run.name, "% of max_cost is spent", "of $0.1000 (max_cost)")
     assert lab.verdicts(run.name) == ["cancelled"]
     saved = lab.newest_step(run.name)
     assert saved > 0
     report = files.read(f"{lab.directory(run.name)}/report/report.md").decode()
-    assert "of $0.0600 (max_cost)" in report
+    assert "of $0.1000 (max_cost)" in report
     # Started again without more money it ends at once, and nothing is made.
     with pytest.raises(CancelledRun, match="max_cost of"):
         await lab.train(run)
@@ -107,13 +109,15 @@ async def test_a_run_that_has_spent_its_max_cost_saves_cleans_up_and_says_how_to
     lab.assert_as_undisturbed(run)
 
 
-async def test_O5_two_triggers_of_one_run_are_one_run_and_a_refusal(lab: Lab):
-    run = lab.numpy_run("twice", steps=40, every=20, step_s=0.1)
+async def test_O5_two_triggers_of_one_run_are_one_run_and_a_refusal(lab: Lab, tmp_path: Path):
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run("twice", steps=40, every=20, variables=gate.variables)
     async with lab.training(run) as first:
         await lab.until_step(run.name, 20, first)
         with pytest.raises(Exception, match=r"driven by|alive") as refused:
             await lab.train(run)
         assert not isinstance(refused.value, CancelledRun)
+        gate.open()
     assert lab.verdicts(run.name) == ["finished"]
     assert len(lab.events(run.name, "slice-intended")) == 1
     lab.assert_as_undisturbed(run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.conftest import Lab
+from tests.scenarios.conftest import STAYS, Lab
 from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
 from tpu.hosts.gang import follow_gang
@@ -24,7 +24,7 @@ STRICT = {"user_failure": 0}
 async def test_P10_a_node_under_repair_is_waited_for_and_taken_up_again(lab: Lab):
     run = lab.numpy_run(
         "repaired", steps=40, slice={"provisioning": "on-demand"}, budget=STRICT | {"infrastructure": 1},
-        variables={"NUMPY_STEP_SECONDS": "0.1"},
+        variables=STAYS,
     )  # fmt: skip
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
@@ -42,7 +42,7 @@ async def test_P10_a_node_under_repair_is_waited_for_and_taken_up_again(lab: Lab
 async def test_P10_a_repair_that_lasts_longer_than_its_deadline_is_given_up(lab: Lab):
     run = lab.numpy_run(
         "unrepaired", steps=40, slice={"provisioning": "on-demand", "repair_minutes": 0.03}, budget=STRICT,
-        variables={"NUMPY_STEP_SECONDS": "0.1"},
+        variables=STAYS,
     )  # fmt: skip
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
@@ -90,7 +90,7 @@ async def test_V9_hosts_that_never_answer_cost_a_slice_and_nothing_else(
 
 
 async def test_V12_a_slice_that_somebody_deletes_is_a_loss_and_no_loop(lab: Lab):
-    run = lab.numpy_run("deleted", steps=60, step_s=0.1, budget=STRICT | {"infrastructure": 1})
+    run = lab.numpy_run("deleted", steps=40, variables=STAYS, budget=STRICT | {"infrastructure": 1})
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
         (node,) = lab.ready_nodes()
@@ -115,9 +115,9 @@ async def test_a_slice_on_which_a_run_dies_that_lived_elsewhere_is_replaced_and_
     lab: Lab, tmp_path: Path
 ):
     run = lab.numpy_run(
-        "bad-machine", steps=60, step_s=0.1, budget=STRICT,
+        "bad-machine", steps=40, budget=STRICT,
         command=["/bin/bash", "-c", BAD, "sh", sys.executable, "-m", "tests.trainers.numpy_trainer"],
-        variables={"SEEN": str(tmp_path / "seen"), "BAD": "2"},
+        variables=STAYS | {"SEEN": str(tmp_path / "seen"), "BAD": "2"},
     )  # fmt: skip
     (tmp_path / "seen").touch()
     async with lab.training(run) as task:
@@ -152,7 +152,7 @@ async def test_P10_a_flow_that_dies_while_it_waits_for_a_repair_is_followed_by_o
     lab: Lab, tmp_path: Path
 ):
     run = lab.numpy_run(
-        "repaired-alone", steps=40, step_s=0.1, slice={"provisioning": "on-demand"},
+        "repaired-alone", steps=40, slice={"provisioning": "on-demand"}, variables=STAYS,
         budget=STRICT | {"infrastructure": 1},
     )  # fmt: skip
     async with lab.flow_process(run, tmp_path) as flow:
@@ -174,7 +174,8 @@ async def test_P10_what_goes_on_after_maintenance_is_ended_before_the_next_gang_
 ):
     monkeypatch.setattr(watch, "follow_gang", functools.partial(follow_gang, silence_s=3.0))
     run = lab.numpy_run(
-        "frozen", steps=40, step_s=0.1, slice={"provisioning": "on-demand"}, budget=STRICT | {"infrastructure": 1}
+        "frozen", steps=40, slice={"provisioning": "on-demand"}, variables=STAYS,
+        budget=STRICT | {"infrastructure": 1},
     )  # fmt: skip
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
@@ -182,6 +183,7 @@ async def test_P10_what_goes_on_after_maintenance_is_ended_before_the_next_gang_
         before = set(lab.pids("numpy_trainer"))
         await asyncio.to_thread(lab.emulator.repair, node, 12.0, maintenance=True, reboot=False)
         await lab.until(lambda: len(lab.events(run.name, "attempt-started")) == 2, "another attempt", task)
+        assert before
         assert not before & set(lab.pids("numpy_trainer"))
     assert {event.detail["slice"] for event in lab.events(run.name, "attempt-ended")} == {node}
     assert "UNHEALTHY_MAINTENANCE" in lab.events(run.name, "attempt-ended")[0].detail["reason"]
@@ -190,8 +192,7 @@ async def test_P10_what_goes_on_after_maintenance_is_ended_before_the_next_gang_
 
 async def test_G8_a_gang_without_progress_is_ended_and_goes_on_elsewhere(lab: Lab):
     run = lab.numpy_run(
-        "no-progress", steps=40, progress_minutes=0.2, budget=STRICT,
-        variables={"NUMPY_FAIL": "hang@25", "NUMPY_FAIL_ATTEMPT": "1"},
+        "no-progress", steps=40, progress_minutes=0.2, budget=STRICT, variables=STAYS
     )  # fmt: skip
     async with lab.training(run):
         pass

@@ -21,22 +21,25 @@ from flows.sweep import sweep
 from flows.train import train
 from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab, Pool, until_fired
 from tests.scenarios.prefect_record import artifacts, log_with
+from tests.trainers.gate import Gate
 from tpu.checkpoint import files, objects
 from tpu.sweeps.book import SweepBook, sweep_directory
 
 
 async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_report(
-    worker: Worker, lab: Lab
+    worker: Worker, lab: Lab, tmp_path: Path
 ):
-    run = lab.numpy_run("bereft", steps=100, every=20, step_s=0.1)
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run("bereft", steps=40, every=20, variables=gate.variables)
     flow_run = await worker.submit(run)
     await lab.until_step(run.name, 20)
     worker.stop()
     worker.start()
+    await log_with(run.name, "which was restarted")
+    gate.open()
     assert is_completed(await worker.ended(flow_run))
     done = await worker.flow_run(flow_run)
     assert (done.name, done.parameters["run"]["slice"]["zone"]) == (run.name, "us-central2-b")
-    assert "which was restarted" in await log_with(run.name, "which was restarted")
     assert "Finished in state Completed" in worker.log.read_text()
     assert f"report-{run.name}" in {artifact.key for artifact in await artifacts()}
     assert lab.verdicts(run.name) == ["finished"]
@@ -81,14 +84,18 @@ async def test_O1_killed_with_its_worker_before_it_began_it_is_started_again(wor
     lab.assert_as_undisturbed(run)
 
 
-async def test_O5_one_deployment_triggered_three_times_is_never_one_mixed_run(worker: Worker, lab: Lab):
-    run = lab.numpy_run("again", steps=120, every=20, step_s=0.1)
+async def test_O5_one_deployment_triggered_three_times_is_never_one_mixed_run(
+    worker: Worker, lab: Lab, tmp_path: Path
+):
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run("again", steps=40, every=20, variables=gate.variables)
     first = await worker.submit(run)
     await lab.until_step(run.name, 20)
     same, fresh = await asyncio.gather(worker.submit(run), worker.submit(run, fresh_name=True))
     refused = await worker.ended(same)
     assert refused.is_failed()
     assert "and alive; nothing was changed" in (refused.message or "")
+    gate.open()
     assert is_completed(await worker.ended(fresh))
     assert is_completed(await worker.ended(first))
     own = run.model_copy(update={"name": f"again-{str(fresh)[:8]}"})

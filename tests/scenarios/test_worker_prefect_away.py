@@ -18,6 +18,7 @@ from flows.train import train
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_proxy import PrefectProxy, prefect_proxy
 from tests.scenarios.prefect_record import log_with, until_task_runs
+from tests.trainers.gate import Gate
 
 SETTLED_S = 180.0
 
@@ -53,13 +54,15 @@ async def test_O9_a_busy_server_stops_neither_worker_nor_flow_and_nothing_is_los
     lab: Lab, proxy: PrefectProxy, tmp_path: Path, program_folder: Path,
     status: int, retry_after: str | None, tries: int,
 ):  # fmt: skip
-    run = lab.numpy_run(f"busy-{status}", steps=100, every=20, step_s=0.1)
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run(f"busy-{status}", steps=60, every=20, variables=gate.variables)
     late = lab.numpy_run(f"late-{status}", steps=20, every=10)
     async with working(lab, proxy.api_url, tmp_path, program_folder) as worker:
         first = await worker.submit(run)
         await lab.until_step(run.name, 20)
         await proxy.close(status, retry_after)
         second = await worker.submit(late)  # past the proxy, as a schedule would
+        gate.open()
         # It trains to its end, deletes its slice, and then cannot bring its report.
         await lab.until_step(run.name, run.steps)
         await lab.until(lambda: lab.events(run.name, "slice-deleted"), "the end of its slice")
@@ -72,7 +75,7 @@ async def test_O9_a_busy_server_stops_neither_worker_nor_flow_and_nothing_is_los
     for step in range(20, run.steps + 1, 20):
         await log_with(run.name, f"committed step {step}")
     await until_task_runs(
-        run.name, "segment 1: steps 0-20, attempt 1", "segment 5: steps 80-100, attempt 1", "report"
+        run.name, "segment 1: steps 0-20, attempt 1", "segment 3: steps 40-60, attempt 1", "report"
     )
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)

@@ -11,6 +11,7 @@ Its numbers are a function of (seed, step). Knobs, all environment variables:
     NUMPY_FAIL_ATTEMPT    fail only in this attempt (default: in every one)
     NUMPY_NOTICE_SELF     1: send SIGTERM to itself before the first step
     NUMPY_IGNORE_TERM     1: SIGTERM does nothing, as in a program that never looks
+    NUMPY_GATE            the file of a Gate, at which it waits for the test
 With several processes each holds its own rows of the parameters.
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.trainers.gate import pass_gate
 from tpu.checkpoint.shards import Shard
 from tpu.runtime import segment
 
@@ -105,6 +107,7 @@ def main() -> None:
         for step, count in seg.calls(int(os.environ.get("NUMPY_STEPS_PER_CALL", "1"))):
             loss = float("nan")
             for now in range(step, step + count):
+                pass_gate(now)
                 fail(failure, now)
                 state, loss = update(state, seg.seed, now, seg.process_id, seg.num_processes)
                 if failure is not None and failure.step == now and failure.kind.startswith("nan"):
