@@ -25,7 +25,7 @@ from tpu.elastic.table import SHARDS, Table, table_of
 from tpu.elastic.tree import Node
 
 # Elements of a chunk: what is sent, added and sent on at a time. Neither changes a bit.
-_CHUNK_MOST, _CHUNK_LEAST, _CHUNKS_WANTED = 1 << 18, 1 << 12, 64
+_CHUNK_MOST, _CHUNK_LEAST, _CHUNKS_WANTED = 1 << 18, 1 << 13, 32
 
 # (phase, step): "sending" before a frame leaves, "receiving" before one is taken.
 Trace = Callable[[str, int], None]
