@@ -44,7 +44,7 @@ def users_of(prefix: str) -> set[str]:
         ("asyncssh", ("tpu/hosts/", "tpu/emulator/")),
         # So that a successor of torch_xla needs one module again.
         ("torch_xla", ("tpu/train/xla_device.py", "deployments/bench/xla_loops.py")),
-        ("jax", ("tpu/train/", "tpu/checkpoint/", "tpu/runtime/")),
+        ("jax", ("tpu/train/", "tpu/checkpoint/", "tpu/runtime/", "deployments/bench/elastic/exact.py")),
     ],
 )
 def test_a_client_is_imported_in_its_place_only(prefix: str, allowed: tuple[str, ...]):

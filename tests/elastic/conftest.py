@@ -90,7 +90,7 @@ class Members:
                     continue  # the line that its writer was killed in
         return sorted(found, key=lambda record: record["t"])
 
-    def wait(self, timeout_s: float = 20) -> None:
+    def wait(self, timeout_s: float = 120) -> None:
         """Until every process has ended."""
         deadline = time.monotonic() + timeout_s
         for name, process in self.processes:
@@ -105,7 +105,7 @@ class Members:
                     f"{name} goes on; errors: {errors}; events: {self.told()} last: {self.records()[-12:]}"
                 )
 
-    def until(self, condition: Any, what: str, timeout_s: float = 20) -> None:
+    def until(self, condition: Any, what: str, timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"{what} did not happen: {self.told()} {self.records()[-5:]}"
