@@ -24,6 +24,7 @@ def program() -> JaxProgram:
     return make(UNITS)
 
 
+@pytest.mark.slow  # compiles the training; members of NumPy hold the same in the suite
 def test_the_built_in_training_has_the_same_bits_with_one_and_three_members(
     lab: Lab, program: JaxProgram
 ) -> None:

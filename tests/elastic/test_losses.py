@@ -47,7 +47,16 @@ def test_one_to_four_members_come_to_the_same_bits(lab: Lab) -> None:
         assert fixed(lab, slices) == alone
 
 
-@pytest.mark.parametrize("phase", ["waiting", "computing", "sending", "receiving", "applying"])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        "sending",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("waiting", "computing", "receiving", "applying")
+        ),
+    ],
+)
 def test_a_member_killed_in_any_phase_changes_no_bit(lab: Lab, phase: str) -> None:
     members, coordinator = begin(
         lab, 3, {**TOLD, "fault": {"slice": "s1", "phase": phase, "step": 9, "after": 1}}
@@ -57,7 +66,7 @@ def test_a_member_killed_in_any_phase_changes_no_bit(lab: Lab, phase: str) -> No
     assert members.result() == fixed(lab, 1)
 
 
-@pytest.mark.parametrize("phase", ["committing", "saving"])
+@pytest.mark.parametrize("phase", ["committing", pytest.param("saving", marks=pytest.mark.slow)])
 def test_when_the_member_that_saves_is_killed_another_one_saves(lab: Lab, phase: str) -> None:
     told = {**TOLD, "stop_steps": [10, STEPS]}
     members, coordinator = lab.open(**OPTIONS, expect=3)

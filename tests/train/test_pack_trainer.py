@@ -87,6 +87,7 @@ def packs(bucket, tmp_path):
         pack.kill()
 
 
+@pytest.mark.slow  # three starts of JAX; that lanes keep their bits is held by test_pack.py, kills by the trainer alone
 def test_members_keep_their_bits_through_a_kill_a_notice_and_the_ends_of_their_neighbours(packs):
     members = {"a": {}, "b": {"seed": 1}, "c": {"rate": 1e-3, "steps": 1700}}
     straight = packs("straight", members | {"d": {"seed": 2}})
