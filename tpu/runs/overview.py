@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tpu.checkpoint import objects
@@ -67,14 +68,21 @@ def _line(run_dir: str, name: str) -> RunLine | None:
     fence, seen = load_fence(run_dir), observe(run_dir)
     # The fence tells how far a run is, but not why it is no further, and nothing of a foreign command's end.
     whole = record.config.commits and reached(record, fence, ()) >= record.config.steps
-    # Of a run that is over its report knows the cost (a trial has none): many small objects need not be read for it.
-    dollars = saved_dollars(run_dir) if whole else None
-    events = [] if whole and dollars is not None else load_events(run_dir)
-    dollars = make_sum(events, time.time()).dollars if dollars is None else dollars
+    events = [] if whole else load_events(run_dir)
     parent = f"{record.parent['run']}@{record.parent['step']}" if record.parent else ""
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     steps = record.config.steps if record.config.commits else None
+    dollars = _saved_or_summed(run_dir) if whole else make_sum(events, time.time()).dollars
     return RunLine(name, reached(record, fence, events), steps, state, record.created, parent, dollars)
+
+
+def _saved_or_summed(run_dir: str) -> float | None:
+    """What a run that is over has cost: its report knows, and many small objects need not be read; a trial has none."""
+    saved = saved_dollars(run_dir)
+    if saved is None:
+        with suppress(MalformedEvent):  # the run is over all the same
+            return make_sum(load_events(run_dir), time.time()).dollars
+    return saved
 
 
 def reached(record: RunRecord, fence: Fence, events: Sequence[RunEvent]) -> int:
