@@ -34,7 +34,7 @@ def main(told: dict[str, Any]) -> None:
         out.flush()
 
     def pace(step: int, unit: int) -> None:
-        time.sleep(told.get("unit_s", 0))
+        time.sleep(told.get("unit_s", 0))  # the work of a slow member
         hang = told.get("hang")
         if hang is not None and hang["slice"] == told["slice"] and step >= hang["step"]:
             threading.Event().wait()  # for ever, while other threads live

@@ -31,9 +31,8 @@ def test_a_random_history_comes_to_the_same_bits(lab: Lab, seed: int) -> None:
     members, coordinator = lab.open(**options)
     alive = {f"s{number}": members.start(f"s{number}", **told) for number in range(slices)}
     for _ in range(draw.randint(2, 6)):
-        time.sleep(
-            draw.uniform(0.1, 1.0)
-        )  # not a wait for something: when things happen is what the seed decides
+        # Not a wait for something, here and below: when things happen is what the seed decides.
+        time.sleep(draw.uniform(0.1, 1.0))
         what = draw.choice(["kill", "kill", "stop", "start", "coordinator"])
         if what == "start" or not alive:
             name = f"s{len(members.processes)}"

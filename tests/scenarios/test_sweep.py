@@ -38,6 +38,8 @@ def private_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TPU_RELAY_HOME", str(tmp_path))
 
 
+# The mean of a point's seeds is told to the study once a step.
+@pytest.mark.filterwarnings("error:The reported value is ignored")
 async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bits_of_runs_alone(
     lab: Lab, pool: Pool
 ):

@@ -42,7 +42,7 @@ from tpu.runtime import segment
 with segment.start() as seg:
     state = seg.restore({"w": np.zeros(2, np.float32)})
     for step in seg.steps():
-        time.sleep(float(os.environ["STEP_S"]))
+        time.sleep(float(os.environ["STEP_S"]))  # the work of a step
         seg.log(step + 1, loss=float(os.environ["LEVEL"]))
         seg.checkpoint(step + 1, state)
 """
@@ -191,7 +191,7 @@ parser.add_argument("--level", type=float)
 level = parser.parse_args().level
 with open("metrics.jsonl", "w") as file:
     for epoch in range(1, 6):
-        time.sleep(0.4)
+        time.sleep(0.4)  # the work of an epoch
         print(json.dumps({"val": {"loss": level / epoch if epoch < 5 else 99}}), file=file, flush=True)
 """
 WANDB = """

@@ -37,7 +37,7 @@ class Attempt:
                 if condition(event):
                     return event
             assert all(process.poll() is None for process in self.processes), self.output()
-            time.sleep(0.02)
+            time.sleep(0.02)  # polling another process
         raise AssertionError(f"not seen in {deadline_s} s: {self.output()}")
 
     def exit_codes(self, deadline_s: float = 90) -> list[int]:

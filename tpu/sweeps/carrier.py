@@ -57,9 +57,8 @@ class Carrier:
         self._course = course
         self._hands_on = hands_on
         self._crew = crew
-        self._begins = (
-            False  # an attempt of a program without checkpoints of ours, which has logged nothing yet
-        )
+        # An attempt of a program without checkpoints of ours has begun and has logged nothing yet.
+        self._begins = False
 
     async def carry(self) -> None:
         """Return when the run has reached its last step.

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.runs.tenure import StopRequested
@@ -72,7 +72,7 @@ class Queue:
         self._box = wishes
         self._report = report
         self._points = Points(search, searcher)
-        self._heard: deque[tuple[Trial, int, float]] = deque()  # reports that the study has not got yet
+        self._heard: list[tuple[Trial, int]] = []  # trials and steps that the study has not got yet
         self._waiting: deque[Trial] = deque()
         self._cancelled: set[int] = set()
         self._added = 0
@@ -97,7 +97,7 @@ class Queue:
             self.board.ended[trial.number] = outcome
             for step, value in outcome.reports:
                 self._judge.hear(trial.number, step, value)
-                self._heard.append((trial, step, value))
+                self._heard.append((trial, step))
             self._judge.end(trial.number, outcome.state)
         for trial in trials:
             await self._tell(trial)
@@ -171,7 +171,7 @@ class Queue:
 
     def _hear(self, trial: Trial, course: Course, step: int, value: float) -> None:
         """A value at a border: whether the trial goes on is decided at once."""
-        self._heard.append((trial, step, value))
+        self._heard.append((trial, step))
         if (why := self._judge.hear(trial.number, step, value)) is not None:
             course.end(TrialPruned(why))
 
@@ -242,13 +242,17 @@ class Queue:
 
     async def _tell_reports(self) -> None:
         """What trials have reported goes to the study: the mean of a point's seeds, once all have come so far."""
-        while self._heard:
-            trial, step, _ = self._heard.popleft()
-            numbers = [one.number for one in self._points.of(trial.point)]
-            values = [self._judge.value(number, step) for number in numbers]
-            if self._points.complete(trial.point) and all(value is not None for value in values):
-                mean = sum(value for value in values if value is not None) / len(values)
-                await asyncio.to_thread(self._searcher.report, trial.parameters, step, mean)
+        # All that was heard is looked at before anything is awaited, so that a step is complete once.
+        heard = {(trial.point, step): trial.parameters for trial, step in self._heard}
+        self._heard.clear()
+        whole: list[tuple[Mapping[str, Any], int, float]] = []
+        for (point, step), parameters in heard.items():
+            reports = [self._judge.value(one.number, step) for one in self._points.of(point)]
+            values = [value for value in reports if value is not None]
+            if self._points.complete(point) and len(values) == len(reports):
+                whole.append((parameters, step, sum(values) / len(values)))
+        for parameters, step, mean in whole:
+            await asyncio.to_thread(self._searcher.report, parameters, step, mean)
 
     # --- what people wish ---
 
