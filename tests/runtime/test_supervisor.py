@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.supervised import SUPERVISOR, Cloud, Home, eventually
+from tpu.runtime import supervisor
 
 FOREVER = "while :; do sleep 1000; done"
 SECRET = "hunter2-of-the-lab"
@@ -337,6 +338,17 @@ class TestEnd:
         assert (ended["confirmed"], ended["state"], ended["exit"]["code"]) == (True, "exited", 0)
         assert home.log().endswith("\nsaved\n")
         assert not home.processes()
+
+    def test_a_program_that_saves_is_waited_for_without_searching_the_host_again_and_again(
+        self, home: Home, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        home.start("trap 'sleep 1; exit 0' TERM; while :; do sleep 0.05; done")
+        searched: list[str] = []
+        found = supervisor.gang_processes
+        monkeypatch.setattr(supervisor, "gang_processes", lambda f: searched.append(f) or found(f))
+        supervisor.send(supervisor.process(home.pid("child")), signal.SIGTERM)
+        assert supervisor.until_left(str(home.folder()), 10.0)
+        assert len(searched) < 8
 
     def test_who_ignores_sigterm_is_killed(self, home: Home) -> None:
         home.start(

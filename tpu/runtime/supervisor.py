@@ -222,6 +222,24 @@ def kill_all(folder: str, within_s: float) -> list[Process]:
         time.sleep(0.02)
 
 
+def until_left(folder: str, within_s: float) -> bool:
+    """Whether all processes of the attempt have left by themselves within that time.
+
+    A look at all processes of the host takes milliseconds, of which a program that saves its last checkpoint has none
+    to give: the host is searched again only when those that were found have left.
+    """
+    deadline = time.monotonic() + within_s
+    while found := gang_processes(folder):
+        if not until(lambda found=found: not any(lives(one) for one in found), deadline - time.monotonic()):
+            return False
+    return True
+
+
+def lives(known: Process) -> bool:
+    found = process(known.pid)
+    return found is not None and found.start == known.start and found.state not in "ZX"
+
+
 def until(true: Callable[[], bool], within_s: float) -> bool:
     deadline = time.monotonic() + within_s
     while not true():
@@ -859,7 +877,7 @@ def end_attempt(folder: str, grace_s: float) -> list[int]:
     if grace_s > 0:
         for one in gang_processes(folder):
             send(one, signal.SIGTERM)
-        until(lambda: not gang_processes(folder), grace_s)
+        until_left(folder, grace_s)
     kill_all(folder, KILL_S)
     who = read_json(folder, "supervisor.json") or {}
     until(lambda: not supervised(folder), END_FAREWELL_S)
