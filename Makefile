@@ -35,7 +35,7 @@ $(READY): pyproject.toml
 	@echo "== setting up .venv with $$($(PYTHON) --version): 1-3 minutes, once"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' \
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '.[dev]' \
 	  || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(READY)
 	@echo "== set up"
