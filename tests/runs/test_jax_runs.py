@@ -55,6 +55,7 @@ async def test_an_extended_run_has_the_bits_of_a_long_one_in_jax(track: Track):
     track.assert_nothing_left()
 
 
+@pytest.mark.slow
 async def test_G6_two_runs_on_the_halves_of_one_host_at_once_have_the_same_bits(track: Track):
     half = {"slice": {"chips": 2}}
     await asyncio.gather(track.train(icl("left", 40, **half)), track.train(icl("right", 40, **half)))

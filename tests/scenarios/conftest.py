@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.automations import PREFIX
-from deployments.bench.chaos.warm import WarmStarts, warm_starts
+from deployments.bench.chaos.warm import Flow, WarmStarts, warm_starts
 from deployments.bench.worker_process import Worker
 from deployments.postgres import own_postgres
 from deployments.prefect_server import prefect_server, settings
@@ -61,16 +62,21 @@ SLOW_AT_FIRST = {"NUMPY_SLOW_ATTEMPT": "1"}
 
 
 @pytest.fixture(scope="session")
-def prefect_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of all processes of a test session."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def prefect_tables(shared_folder: Path) -> Path:
     """An empty database for a Prefect server's folder. Its migrations take longer than the start of a server, so they
     are made once for all processes of a test session."""
-    shared = tmp_path_factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    with (shared / "prefect.lock").open("w") as lock:
+    with (shared_folder / "prefect-tables.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        file = shared / "prefect-tables" / DATABASE
+        file = shared_folder / "prefect-tables" / DATABASE
         if not file.exists():
-            making = shared / "prefect-making"
+            making = shared_folder / "prefect-making"
             subprocess.run(
                 [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"],
                 env=os.environ | settings(making), check=True, stdout=subprocess.DEVNULL,
@@ -79,17 +85,33 @@ def prefect_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@contextlib.contextmanager
+def session_server(shared: Path, tables: Path) -> Iterator[dict[str, str]]:
+    """One Prefect server for all processes of a test session: the first that wants it starts it, and ends it when
+    nobody else does any more. Its start alone takes as long as some tests."""
+    told = shared / "prefect-server.json"
+    with contextlib.ExitStack() as ours:
+        starting = ours.enter_context((shared / "prefect.lock").open("w"))
+        users = ours.enter_context((shared / "prefect.users").open("w"))
+        fcntl.flock(starting, fcntl.LOCK_EX)
+        fcntl.flock(users, fcntl.LOCK_SH)  # after one that is being ended has
+        if not told.exists():
+            on_postgres = os.environ.get("TPU_RELAY_TEST_DB") == "postgres"
+            database = ours.enter_context(own_postgres()) if on_postgres else None
+            folder = Path(tempfile.mkdtemp(prefix="prefect-", dir=shared))
+            shutil.copy(tables, folder)
+            environment = ours.enter_context(prefect_server(folder, database=database))
+            told.write_text(json.dumps(environment))
+            ours.callback(told.unlink)
+            ours.callback(fcntl.flock, users, fcntl.LOCK_EX)
+        fcntl.flock(starting, fcntl.LOCK_UN)
+        yield json.loads(told.read_text())
+
+
 @pytest.fixture(scope="session")
-def prefect_environment(
-    tmp_path_factory: pytest.TempPathFactory, prefect_tables: Path
-) -> Iterator[dict[str, str]]:
-    """One Prefect server for the whole session; on PostgreSQL with TPU_RELAY_TEST_DB=postgres."""
-    with contextlib.ExitStack() as stack:
-        on_postgres = os.environ.get("TPU_RELAY_TEST_DB") == "postgres"
-        database = stack.enter_context(own_postgres()) if on_postgres else None
-        folder = tmp_path_factory.mktemp("prefect")
-        shutil.copy(prefect_tables, folder)
-        environment = stack.enter_context(prefect_server(folder, database=database))
+def prefect_environment(shared_folder: Path, prefect_tables: Path) -> Iterator[dict[str, str]]:
+    """Where the Prefect server of the session is; on PostgreSQL with TPU_RELAY_TEST_DB=postgres."""
+    with session_server(shared_folder, prefect_tables) as environment:
         yield environment
         # What Prefect still holds of logs and events: without a server it tries to send it for a minute at exit.
         APILogWorker.drain_all(timeout=10)
@@ -117,12 +139,34 @@ async def beside(flow: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[A
                 await task
 
 
+@dataclass(frozen=True)
+class FlowProcess:
+    """A flow that was forked from a warm process: what asyncio.subprocess.Process has of it."""
+
+    flow: Flow
+
+    @property
+    def returncode(self) -> int | None:
+        return self.flow.poll()
+
+    @property
+    def output(self) -> str:
+        return self.flow.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        self.flow.kill()
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.flow.wait, WAIT_S)
+
+
 @dataclass
 class Lab:
     """An emulated cloud with a Prefect server, in which runs are started and disturbed."""
 
     emulator: Emulator
     environment: dict[str, str]
+    warm: Callable[[], WarmStarts]
     read: dict[str, RunEvent] = field(default_factory=dict)  # events by where they are
 
     def numpy_run(
@@ -156,15 +200,32 @@ class Lab:
             yield task
 
     @contextlib.asynccontextmanager
-    async def flow_process(
-        self, run: RunConfig, folder: Path, *arguments: str, search: dict[str, Any] | None = None
+    async def flow_process(self, run: RunConfig, folder: Path) -> AsyncIterator[FlowProcess]:
+        """`python -m flows.train` as a process; killed at the end of the block. Imports are done before it begins."""
+        file = folder / f"{run.name}.yaml"
+        file.write_text(run.model_dump_json())  # JSON is YAML
+        flow = await asyncio.to_thread(
+            self.warm().start, [str(file)], Path.cwd(), folder / f"{run.name}.log", **os.environ
+        )
+        process = FlowProcess(flow)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    @contextlib.asynccontextmanager
+    async def cold_process(
+        self, run: RunConfig, folder: Path, search: dict[str, Any] | None = None
     ) -> AsyncIterator[asyncio.subprocess.Process]:
-        """`python -m flows.train` (or flows.sweep, with a search) as a process; killed at the end of the block."""
+        """`python -m flows.train` (or flows.sweep, with a search) as a person starts it; killed at the end of the
+        block."""
         file = folder / f"{run.name}.yaml"
         values = run.model_dump(mode="json", exclude_unset=search is not None)
         file.write_text(json.dumps(values if search is None else {"run": values} | search))  # JSON is YAML
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "flows.train" if search is None else "flows.sweep", str(file), *arguments,
+            sys.executable, "-m", "flows.train" if search is None else "flows.sweep", str(file),
             env=os.environ | self.environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
@@ -285,13 +346,14 @@ async def lab(
     prefect_environment: dict[str, str],
     program_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> AsyncIterator[Lab]:
     """The lab; after each test nothing may be left in the cloud."""
     monkeypatch.chdir(program_folder)
     for name, value in prefect_environment.items():
         monkeypatch.setenv(name, value)
     with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
-        made = Lab(emulator, prefect_environment)
+        made = Lab(emulator, prefect_environment, lambda: request.getfixturevalue("warm_flows"))
         yield made
         made.assert_nothing_left()
 
@@ -348,13 +410,15 @@ async def our_automations() -> list[Automation]:
 
 
 @pytest.fixture
-async def automations(lab: Lab) -> AsyncIterator[None]:
-    """None of ours before and after the test: other tests share the server."""
-    assert await our_automations() == []
-    yield
-    async with get_client() as client:
-        for one in await our_automations():
-            await client.delete_automation(one.id)
+async def automations(lab: Lab, shared_folder: Path) -> AsyncIterator[None]:
+    """None of ours before and after the test: other tests share the server, and two of these exclude each other."""
+    with (shared_folder / "automations.lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        assert await our_automations() == []
+        yield
+        async with get_client() as client:
+            for one in await our_automations():
+                await client.delete_automation(one.id)
 
 
 class Pool:

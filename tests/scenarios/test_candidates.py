@@ -58,7 +58,7 @@ async def test_V1_a_sold_out_zone_is_left_for_the_next_and_a_preemption_asks_the
     lab.assert_as_undisturbed(run)
 
 
-@pytest.mark.parametrize("then", ["goes on", "is killed"])
+@pytest.mark.parametrize("then", ["goes on", pytest.param("is killed", marks=pytest.mark.slow)])
 async def test_V6_the_winner_of_a_race_trains_while_the_loser_is_deleted(
     lab: Lab, warm_flows: WarmStarts, tmp_path: Path, then: str
 ):
@@ -89,7 +89,7 @@ async def test_V6_the_winner_of_a_race_trains_while_the_loser_is_deleted(
     lab.assert_as_undisturbed(run)
 
 
-@pytest.mark.parametrize("then", ["goes on", "is cancelled"])
+@pytest.mark.parametrize("then", ["goes on", pytest.param("is cancelled", marks=pytest.mark.slow)])
 async def test_V6_a_flow_that_died_in_a_race_left_slices_of_which_one_is_used_and_none_is_left(
     lab: Lab, tmp_path: Path, then: str
 ):

@@ -12,7 +12,7 @@ from deployments.bench.chaos.plan import make_history
 from tpu.emulator.emulator import Emulator
 
 # Among them: preemptions, killed flows, hosts and programs, API errors; one that cannot end well.
-SEEDS = (1, 3, 9, 16)
+SEEDS = (6, 79)
 
 
 def test_histories_of_trouble_end_with_the_right_bits_or_an_honest_verdict(

@@ -95,6 +95,7 @@ time.sleep(3600 if os.environ["RELAY_ATTEMPT"] == "1" else 0)
 """
 
 
+@pytest.mark.slow
 async def test_a_command_that_exits_0_at_the_notice_goes_on_after_it(lab: Lab, program_folder: Path):
     (program_folder / "obedient.py").write_text(OBEDIENT)
     run = command_run("obedient", "python obedient.py")
@@ -151,7 +152,7 @@ def commit(folder: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("source", ["working-tree", "git", "bundle"])
+@pytest.mark.parametrize("source", ["working-tree", "git", pytest.param("bundle", marks=pytest.mark.slow)])
 async def test_code_from_every_source_with_packages_built_once_a_host(
     lab: Lab, project: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ):

@@ -34,6 +34,7 @@ async def test_checkpoints_are_evaluated_by_the_runs_own_evaluator_once(
         await evaluate("jugded")
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_evaluated_does_not_hide_the_others(lab: Lab):
     script = "test $RELAY_STEP != 40 && echo '{\"loss\": 0.5}' || { echo broken >&2; exit 3; }"
     run = lab.numpy_run("half-judged", evaluate_command=["/bin/sh", "-c", script])

@@ -139,7 +139,7 @@ async def test_O1_killed_at_each_step_it_goes_on_with_nothing_twice_and_nothing_
 @pytest.mark.parametrize(
     "after",
     [
-        "slice-leased",
+        pytest.param("slice-leased", marks=pytest.mark.slow),
         pytest.param("attempt-started", marks=pytest.mark.slow),
         pytest.param("attempt-ended", marks=pytest.mark.slow),
         "slice-released",

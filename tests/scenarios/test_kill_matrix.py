@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -64,7 +63,12 @@ async def kill_host(lab: Lab, pids: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("kill", "attempts", "slices"),
-    [(kill_trainer, 2, 1), (kill_supervisor, 2, 2), (kill_ssh, 1, 1), (kill_host, 2, 2)],
+    [
+        (kill_trainer, 2, 1),
+        pytest.param(kill_supervisor, 2, 2, marks=pytest.mark.slow),
+        pytest.param(kill_ssh, 1, 1, marks=pytest.mark.slow),
+        pytest.param(kill_host, 2, 2, marks=pytest.mark.slow),
+    ],
 )
 async def test_a_kill_in_the_middle_of_a_save_costs_no_commit_and_no_bit(
     lab: Lab, kill: Callable[[Lab, list[int]], Awaitable[None]], attempts: int, slices: int
@@ -110,7 +114,7 @@ async def test_O1_the_flow_is_killed_in_the_middle_of_a_save_and_started_again(
     async with lab.flow_process(run, tmp_path) as flow:
         await lab.until(lambda: evaluators(hold), "an evaluation")
         async with frozen_in_save(lab, run) as (_, pids):
-            flow.send_signal(signal.SIGKILL)
+            flow.kill()
             await flow.wait()
             # What it had started here, an evaluation that takes its time, goes with it.
             await lab.until(lambda: not evaluators(hold), "the end of its evaluation")

@@ -36,10 +36,10 @@ def configuration(folder: Path, run: RunConfig) -> str:
 
 async def killed_flow(lab: Lab, folder: Path, run: RunConfig) -> None:
     """Start the flow as a process, and kill it once it has committed; its slice and its gang live on."""
-    async with started(folder, configuration(folder, run)) as flow:
+    async with lab.flow_process(run, folder) as flow:
         await lab.until_step(run.name, 10)
-        flow.signal(signal.SIGKILL)
-        await flow.exit_code()
+        flow.kill()
+        await flow.wait()
     assert lab.ready_nodes()
 
 
@@ -47,10 +47,10 @@ async def test_O1_a_killed_flow_is_started_again_and_takes_the_gang_up(lab: Lab,
     gate = Gate(tmp_path / "gate", before=15)
     run = lab.numpy_run("taken-up", steps=30, every=10, variables=gate.variables)
     await killed_flow(lab, tmp_path, run)
-    async with started(tmp_path, configuration(tmp_path, run)) as flow:
+    async with lab.flow_process(run, tmp_path) as flow:
         await lab.until(lambda: "taking up attempt 1" in flow.output, "taken up")
         gate.open()
-        assert await flow.exit_code() == 0, flow.output
+        assert await flow.wait() == 0, flow.output
     assert [event.detail["attempt"] for event in lab.events(run.name, "attempt-started")] == [1]
     assert lab.verdicts(run.name) == ["finished"]
     lab.assert_as_undisturbed(run)
@@ -67,6 +67,7 @@ async def test_O1_a_gang_that_finished_while_nobody_watched_is_not_started_again
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_O1_a_gang_that_the_dead_driver_had_ended_is_charged_to_nobody(lab: Lab, tmp_path: Path):
     run = lab.numpy_run(
         "ended", steps=30, every=10, budget={"user_failure": 0}, variables=STAYS
@@ -97,16 +98,16 @@ async def test_a_cancellation_while_cleaning_up_does_not_leave_it_half_done(lab:
     assert lab.events(run.name, "slice-deleted")
 
 
-@pytest.mark.parametrize("then", ["goes on", "is cancelled"])
+@pytest.mark.parametrize("then", ["goes on", pytest.param("is cancelled", marks=pytest.mark.slow)])
 async def test_V6_a_flow_that_died_while_provisioning_left_a_slice_that_is_found(
     lab: Lab, tmp_path: Path, then: str
 ):
     run = lab.numpy_run("found", steps=10, every=10)
     lab.emulator.set_delay(3 if then == "goes on" else 600)
-    async with started(tmp_path, configuration(tmp_path, run)) as flow:
+    async with lab.flow_process(run, tmp_path) as flow:
         (made,) = await lab.until(lab.emulator.nodes, "a node in creation")
-        flow.signal(signal.SIGKILL)
-        await flow.exit_code()
+        flow.kill()
+        await flow.wait()
     task = asyncio.create_task(lab.train(run))
     if then == "goes on":
         await task
@@ -139,8 +140,10 @@ async def test_stopped_on_request_it_saves_deletes_and_goes_on_later(lab: Lab):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT)],
-    ids=["INT-TERM", "TERM-INT"],
+    [
+        pytest.param(signal.SIGINT, signal.SIGTERM, id="INT-TERM"),
+        pytest.param(signal.SIGTERM, signal.SIGINT, id="TERM-INT", marks=pytest.mark.slow),
+    ],
 )
 async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
     lab: Lab, tmp_path: Path, first: signal.Signals, second: signal.Signals
@@ -172,6 +175,7 @@ async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
         lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_a_second_ctrl_c_does_not_leave_a_slice_behind(lab: Lab, tmp_path: Path):
     run = lab.numpy_run("pressed-twice", steps=60, every=20, step_s=0.1)
     lab.emulator.set_delete_delay(6)

@@ -150,7 +150,7 @@ def new_nodes(lab: Lab, old: list[str]) -> list[str]:
     return [node for node in lab.ready_nodes() if node not in old]
 
 
-@pytest.mark.parametrize("count", [10, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(100, marks=pytest.mark.slow)])
 async def test_P7_many_preemptions_none_charged_none_from_the_start(lab: Lab, tmp_path: Path, count: int):
     """Every other slice comes as far as a commit; the others are taken as soon as they are ready."""
     gate = Gate(tmp_path / "gate", before=7)

@@ -38,7 +38,7 @@ async def test_O2_the_server_is_away_from_the_first_commit_until_all_is_done(
     async with contextlib.AsyncExitStack() as stack:
         async with serving(folder, port) as environment:
             own = dataclasses.replace(lab, environment=lab.environment | environment)
-            flow = await stack.enter_async_context(own.flow_process(run, tmp_path))
+            flow = await stack.enter_async_context(own.cold_process(run, tmp_path))
             said = asyncio.create_task(flow.communicate())
             await lab.until_step(run.name, 10)
         gate.open()

@@ -39,6 +39,7 @@ async def test_P10_a_node_under_repair_is_waited_for_and_taken_up_again(lab: Lab
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_P10_a_repair_that_lasts_longer_than_its_deadline_is_given_up(lab: Lab):
     run = lab.numpy_run(
         "unrepaired", steps=40, slice={"provisioning": "on-demand", "repair_minutes": 0.03}, budget=STRICT,
@@ -89,6 +90,7 @@ async def test_V9_hosts_that_never_answer_cost_a_slice_and_nothing_else(
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_V12_a_slice_that_somebody_deletes_is_a_loss_and_no_loop(lab: Lab):
     run = lab.numpy_run("deleted", steps=40, variables=STAYS, budget=STRICT | {"infrastructure": 1})
     async with lab.training(run) as task:
@@ -111,6 +113,7 @@ BAD = (
 )
 
 
+@pytest.mark.slow
 async def test_a_slice_on_which_a_run_dies_that_lived_elsewhere_is_replaced_and_nobody_charged(
     lab: Lab, tmp_path: Path
 ):
@@ -148,6 +151,7 @@ async def test_the_last_try_is_made_on_another_machine_and_tells_whose_fault_it_
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow
 async def test_P10_a_flow_that_dies_while_it_waits_for_a_repair_is_followed_by_one_that_waits(
     lab: Lab, tmp_path: Path
 ):

@@ -7,14 +7,17 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.runs.terminal import relay_process
 from tests.scenarios.conftest import Lab
 
 
+@pytest.mark.slow
 async def test_a_run_that_was_stopped_goes_on_to_the_same_bits(lab: Lab, tmp_path: Path):
     # Slow enough that it is still on its way when a busy machine has started `relay stop`.
     run = lab.numpy_run("paused", steps=200, every=10, step_s=0.3, variables={"NUMPY_SLOW_ATTEMPT": "1"})
-    async with lab.flow_process(run, tmp_path) as flow:
+    async with lab.cold_process(run, tmp_path) as flow:
         await lab.until_step("paused", 10)
         stopped, (said, _) = await asyncio.gather(
             asyncio.to_thread(relay_process, "stop", "paused"), flow.communicate()

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import RRuleSchedule
+from prefect.flow_engine import run_flow_async
+from prefect.types import DateTime
 
 from flows.sweep import sweep
-from tests.scenarios.conftest import Lab, Pool, beside
+from tests.scenarios.conftest import Lab, Pool, beside, until_fired
+from tpu.checkpoint import objects
 from tpu.connection import Connection
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import observe
@@ -103,11 +109,39 @@ async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial
     lab.assert_nothing_left()
 
 
+async def test_a_sweep_on_a_schedule_is_a_new_one_each_time_named_by_when_it_was_scheduled(lab: Lab):
+    begin = DateTime.now("UTC").add(seconds=8)
+    twice = RRuleSchedule(rrule=f"DTSTART:{begin:%Y%m%dT%H%M%SZ}\nRRULE:FREQ=SECONDLY;INTERVAL=3;COUNT=2")
+    run = lab.numpy_run("nights", steps=10, every=10, slice={"chips": 1})
+    values = {
+        "run": run.model_dump(mode="json", exclude_unset=True),
+        "search": {"parameters": {}, "seeds": [3]},
+    }
+    schedule = DeploymentScheduleCreate(schedule=twice, active=True)
+    async with get_client() as client:
+        flow_id = await client.create_flow(sweep)
+        deployment = await client.create_deployment(
+            flow_id, "nights", parameters=values, schedules=[schedule]
+        )
+        # What a worker does, in this process.
+        for flow_run_id in await until_fired(deployment, 2):
+            fired = await client.read_flow_run(flow_run_id)
+            await run_flow_async(
+                sweep, flow_run=fired, parameters=sweep.validate_parameters(fired.parameters)
+            )
+    names = [f"nights-{begin.add(seconds=3 * n):%y%m%d-%H%M%S}" for n in range(2)]
+    assert objects.folders(f"{lab.emulator.env['TPU_RELAY_BUCKET']}/sweeps") == names
+    trials = [book(lab, name).trials() for name in names]
+    assert [len(each) for each in trials] == [1, 1]
+    for (trial,) in trials:
+        lab.assert_as_undisturbed(run.model_copy(update={"name": trial.run, "seed": 3}))
+
+
 async def test_what_a_killed_sweep_leaves_is_ended_with_its_flow_run(lab: Lab, pool: Pool, tmp_path: Path):
     await pool.set(max_slices=1)
     base = lab.numpy_run("killed", steps=5000, every=10, step_s=0.1, slice={"chips": 2})
     space = {"parameters": {SIZES: {"values": ["64", "96"]}}}
-    async with lab.flow_process(base, tmp_path, search=space) as process:
+    async with lab.cold_process(base, tmp_path, space) as process:
         await lab.until(lambda: len(book(lab, "killed").trials()) == 2, "both trials are begun")
         trials = book(lab, "killed").trials()
         await lab.until(lambda: all(lab.newest_step(t.run) >= 10 for t in trials), "both train")

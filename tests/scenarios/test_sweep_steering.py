@@ -164,6 +164,7 @@ async def test_a_running_sweep_takes_more_trials_another_priority_and_lets_one_b
     assert lab.verdicts(added.run) == ["cancelled", "finished"]
 
 
+@pytest.mark.slow
 async def test_trials_that_failed_are_started_again_with_newer_code_and_say_so(
     lab: Lab, pool: Pool, program_folder: Path
 ):

@@ -17,13 +17,11 @@ from prefect.types import DateTime
 
 from deployments.bench.worker_process import Worker, is_completed
 from flows.reap import reap
-from flows.sweep import sweep
 from flows.train import train
-from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab, Pool, until_fired
+from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab, until_fired
 from tests.scenarios.prefect_record import artifacts, log_with
 from tests.trainers.gate import Gate
-from tpu.checkpoint import files, objects
-from tpu.sweeps.book import SweepBook, sweep_directory
+from tpu.checkpoint import files
 
 
 async def test_O3_a_restarted_worker_takes_its_flow_runs_up_and_they_end_with_a_report(
@@ -201,27 +199,3 @@ async def test_a_schedule_that_fires_trains_a_run_and_puts_the_project_in_order(
     assert name.startswith("nightly-")
     assert {f"report-{name}", "reaper"} <= {artifact.key for artifact in await artifacts()}
     lab.assert_as_undisturbed(run.model_copy(update={"name": name}))
-
-
-async def test_a_sweep_on_a_schedule_is_a_new_one_each_time_named_by_when_it_was_scheduled(
-    worker: Worker, lab: Lab, pool: Pool
-):
-    begin = DateTime.now("UTC").add(seconds=8)
-    twice = RRuleSchedule(rrule=f"DTSTART:{begin:%Y%m%dT%H%M%SZ}\nRRULE:FREQ=SECONDLY;INTERVAL=3;COUNT=2")
-    run = lab.numpy_run("nights", steps=10, every=10, slice={"chips": 1})
-    values = {
-        "run": run.model_dump(mode="json", exclude_unset=True),
-        "search": {"parameters": {}, "seeds": [3]},
-    }
-    schedule = DeploymentScheduleCreate(schedule=twice, active=True)
-    deployment = await worker.deploy_flow(f"{worker.pool}-nights", sweep, values, [schedule])
-    fired = await until_fired(deployment, 2)
-    for one in fired:
-        assert is_completed(await worker.ended(one))
-    bucket = lab.emulator.env["TPU_RELAY_BUCKET"]
-    names = [f"nights-{begin.add(seconds=3 * n):%y%m%d-%H%M%S}" for n in range(2)]
-    assert objects.folders(f"{bucket}/sweeps") == names
-    trials = [SweepBook(sweep_directory(bucket, name)).trials() for name in names]
-    assert [len(each) for each in trials] == [1, 1]
-    for (trial,) in trials:
-        lab.assert_as_undisturbed(run.model_copy(update={"name": trial.run, "seed": 3}))

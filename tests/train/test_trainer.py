@@ -82,6 +82,7 @@ def test_the_same_bits_through_a_notice_a_kill_and_other_segments(by_hand):
     assert any(name.endswith(".xplane.pb") for name in traced)
 
 
+@pytest.mark.slow
 def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_path):
     text = tmp_path / "text"
     text.write_text("".join(f"{n} plus {n} is {n + n}. " for n in range(2000)))

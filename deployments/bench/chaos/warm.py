@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# Where `deployments` is found, wherever the caller is.
+ROOT = Path(__file__).parents[3]
 MODULE = "flows.train"
 # Imported where they are wanted; here all are there at the fork.
 LATE = ("gcsfs", "google.cloud.storage", "matplotlib.figure", "prefect.events.clients", "tpu.cloud.google")
@@ -66,7 +68,7 @@ class WarmStarts:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "deployments.bench.chaos.warm"], env=dict(environment),
+            [sys.executable, "-m", "deployments.bench.chaos.warm"], env=dict(environment), cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self._count = 0
