@@ -33,7 +33,7 @@ from tpu.runs.record import (
     RunNameTaken,
     RunNotFound,
     RunRecord,
-    check_same,
+    check_startable,
     data_hash,
     load_record,
     run_directory,
@@ -141,12 +141,14 @@ def _refuse_what_cannot_begin(run: RunConfig) -> None:
     """Raises RunNameTaken if the name belongs to a run that would compute something else, NoSuchPool for a new run of a
     pool that nobody has made."""
     bucket = Connection.from_environment().bucket
+    directory = run_directory(bucket, run.name)
     try:
-        existing = load_record(run_directory(bucket, run.name))
+        existing = load_record(directory)
     except RunNotFound:
         check_usable(bucket, run.pool)
         return
-    check_same(existing, RunRecord(run, data_hash(run), existing.code, existing.created))
+    wanted = RunRecord(run, data_hash(run), existing.code, existing.created)
+    check_startable(directory, existing, wanted)
 
 
 def field_lines(model: type[BaseModel], indent: str = "") -> list[str]:

@@ -5,12 +5,15 @@ import pytest
 
 from tests.runs.conftest import Track
 from tpu.checkpoint import objects
+from tpu.checkpoint.fence import open_attempt, update_fence
 from tpu.runs.config import parse_run_config
 from tpu.runs.record import (
     RunNameTaken,
     RunNotFound,
     RunRecord,
     TooFewSteps,
+    check_startable,
+    correct,
     create_or_take_up,
     data_hash,
     extend,
@@ -80,6 +83,24 @@ def test_of_many_that_create_a_run_at_once_one_wins(track: Track):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(create, range(8)))
     assert len({answer.created for answer in answers}) == 1
+
+
+def test_a_run_that_never_began_takes_another_configuration(track: Track):
+    run_dir = track.directory("typo")
+    first = track.record("typo", steps=60, slice={"zone": "us-central2-a"})
+    wanted = replace(first, config=track.numpy_run("typo", steps=80), created=first.created + 1)
+    check_startable(run_dir, first, wanted)
+    made, changed = correct(run_dir, wanted)
+    assert (made.config, made.uid) == (wanted.config, first.uid)
+    assert changed == ['slice.zone: "us-central2-a" → "us-central2-b"', "steps: 60 → 80"]
+    assert load_record(run_dir) == made
+    # Once a gang was started its name stands for its numbers, whether it committed anything or not.
+    update_fence(run_dir, lambda fence: open_attempt(fence, 1))
+    other = replace(made, config=track.numpy_run("typo", steps=20))
+    for refused in (lambda: check_startable(run_dir, made, other), lambda: correct(run_dir, other)):
+        with pytest.raises(RunNameTaken, match="has 80 steps, not 20"):
+            refused()
+    assert load_record(run_dir) == made
 
 
 def test_a_run_is_extended_and_remembers_it(track: Track):

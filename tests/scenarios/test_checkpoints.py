@@ -16,6 +16,7 @@ from tests.trainers.gate import Gate
 from tpu.checkpoint import files, objects
 from tpu.checkpoint.restore import restore
 from tpu.clock import SystemClock
+from tpu.cloud import CloudError
 from tpu.runs.controller import EXPIRY_S, ControllerLost, Owner, RunIsDriven, observe, this_process
 from tpu.runs.driver import AttemptEnded
 from tpu.runs.opening import become_controller
@@ -95,6 +96,17 @@ async def test_C5_the_same_name_with_other_numbers_is_refused_before_anything_is
         assert difference in str(refused.value)
     assert contents(lab, run.name) == before
     await log_with(run.name, "seed: 0 → 4")
+
+
+async def test_C5_a_run_that_never_began_takes_another_configuration_under_its_name(lab: Lab):
+    with pytest.raises(CloudError):
+        await lab.train(lab.numpy_run("corrected", steps=20, slice={"zone": "us-east5-z"}))
+    run = lab.numpy_run("corrected", steps=40)
+    assert (await lab.train(run))["verdict"] == "finished"
+    await log_with(
+        run.name, 'corrected never began, so it takes another configuration: slice.zone: "us-east5-z" →'
+    )
+    lab.assert_as_undisturbed(run)
 
 
 async def test_C6_the_second_is_refused_and_take_over_wins_without_touching_the_gang(

@@ -40,9 +40,11 @@ from tpu.runs.record import (
     RunRecord,
     check_same,
     code_url,
+    correct,
     create_or_take_up,
     data_hash,
     load_record,
+    never_began,
     run_directory,
 )
 from tpu.runs.slice_holder import SliceHolder
@@ -99,7 +101,7 @@ async def open_run(
     new event, as EventLog says.
 
     Raises:
-        tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration.
+        tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration that has begun.
         ForkUnfinished: the run is a fork that was interrupted.
         tpu.slices.pool_names.NoSuchPool: a new run names a pool that nobody has made.
         tpu.runs.controller.RunIsDriven: another live process drives it.
@@ -187,6 +189,8 @@ async def _driving(
 ) -> AsyncIterator[RunDriver]:
     """A driver that holds the right to act, and gives it back at the end. One that `spends` is held to max_cost."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
+    if spends:
+        record, code = await asyncio.to_thread(_corrected, run_dir, record, code, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time, told)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     wanted = run_wanted(record, connection, identity)
@@ -237,27 +241,53 @@ async def keep_idle(book: GcsLeaseBook, pool: str, minutes: float) -> None:
 def _record(
     config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
 ) -> tuple[RunRecord, Bundle]:
-    """The run's record, and the code it was created with: a run that is taken up keeps its code."""
+    """The run's record, and the code it was created with: a run that is taken up keeps its code.
+
+    Of a run that never began, the record that it is to have; see `_corrected`.
+    """
     objects.check_bucket(connection.bucket)
     try:
         existing = load_record(run_dir)
     except RunNotFound:
-        check_usable(connection.bucket, config.pool)
-        bundle = resolve_code(config.code, folder, connection.home / "git")
-        requirements_text(config, bundle)  # refused here, before anything is made
-        code = {"source": bundle.source, "sha256": bundle.sha256}
-        # Before the record, so that whoever finds a record finds its code.
-        files.write(code_url(run_dir, code), bundle.data)
-        existing = create_or_take_up(run_dir, RunRecord(config, data_hash(config), code, now))
-    else:
-        check_same(existing, RunRecord(config, data_hash(config), existing.code, now))
-        if existing.parent is not None and not load_fence(run_dir).commits:
-            parent = f"{existing.parent['run']}@{existing.parent['step']}"
-            raise ForkUnfinished(
-                f"the fork {config.name} of {parent} was interrupted: the same `relay fork {parent} {config.name} …` "
-                "finishes it"
-            )
+        record, _ = _new_record(config, run_dir, connection, folder, now)
+        record = create_or_take_up(run_dir, record)
+        return record, _recorded_code(run_dir, record)
+    fence = load_fence(run_dir)
+    same = (existing.config, existing.data_sha256) == (config, data_hash(config))
+    if not same and never_began(existing, fence):
+        return _new_record(config, run_dir, connection, folder, now)
+    check_same(existing, RunRecord(config, data_hash(config), existing.code, now))
+    if existing.parent is not None and not fence.commits:
+        parent = f"{existing.parent['run']}@{existing.parent['step']}"
+        raise ForkUnfinished(
+            f"the fork {config.name} of {parent} was interrupted: the same `relay fork {parent} {config.name} …` "
+            "finishes it"
+        )
     return existing, _recorded_code(run_dir, existing)
+
+
+def _new_record(
+    config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
+) -> tuple[RunRecord, Bundle]:
+    """A record that is not written yet, and its code, which is: whoever finds a record finds its code."""
+    check_usable(connection.bucket, config.pool)
+    bundle = resolve_code(config.code, folder, connection.home / "git")
+    requirements_text(config, bundle)  # refused here, before anything is made
+    code = {"source": bundle.source, "sha256": bundle.sha256}
+    files.write(code_url(run_dir, code), bundle.data)
+    return RunRecord(config, data_hash(config), code, now), bundle
+
+
+def _corrected(
+    run_dir: str, wanted: RunRecord, code: Bundle, report: Callable[[str], None]
+) -> tuple[RunRecord, Bundle]:
+    """The run as it is to be driven: one that never began takes the configuration that it is started with."""
+    if load_record(run_dir) == wanted:
+        return wanted, code
+    record, changed = correct(run_dir, wanted)
+    if changed:
+        report(f"{wanted.config.name} never began, so it takes another configuration: {'; '.join(changed)}")
+    return record, _recorded_code(run_dir, record)
 
 
 def _recorded_code(run_dir: str, record: RunRecord) -> Bundle:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from tpu.checkpoint import files, objects
+from tpu.checkpoint.fence import Fence, load_fence
 from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig, configuration_hash, differences, parse_run_config
 from tpu.runs.plan import stop_steps
@@ -200,6 +201,37 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
             f"the run {name} has {found}, not {asked}; nothing was changed. To change it: relay extend {name} "
             f"--max-cost {wanted.config.max_cost or 'none'}. To go on with it: --resume {name}"
         )
+
+
+def never_began(record: RunRecord, fence: Fence) -> bool:
+    """Whether no gang of the run was ever started: its name stands for no numbers yet."""
+    return record.parent is None and not record.extensions and not fence.attempt and not fence.commits
+
+
+def check_startable(run_dir: str, existing: RunRecord, wanted: RunRecord) -> None:
+    """Raises RunNameTaken if the run would not compute what the existing one does, and that one has begun."""
+    if not never_began(existing, load_fence(run_dir)):
+        check_same(existing, wanted)
+
+
+def correct(run_dir: str, wanted: RunRecord) -> tuple[RunRecord, list[str]]:
+    """Give a run that never began another configuration: the record that counts now, and what changed in it.
+
+    Only its controller may call this, so that nobody starts a gang meanwhile.
+
+    Raises:
+        RunNameTaken: it has begun, and would compute something else.
+        tpu.checkpoint.objects.StaleGeneration: somebody changed the record meanwhile; try again.
+    """
+    existing, generation = _with_generation(run_dir)
+    if not never_began(existing, load_fence(run_dir)):
+        check_same(existing, wanted)
+        return existing, []
+    # The time stays: by it the run is told from others, also in the labels of a slice that it may have asked for.
+    changed = replace(wanted, created=existing.created)
+    objects.compare_and_set(f"{run_dir}/run.json", changed.to_json(), generation)
+    before, now = (one.config.model_dump(mode="json") for one in (existing, changed))
+    return changed, differences(before, now)
 
 
 def _limit(max_cost: float | None) -> str:
