@@ -36,6 +36,7 @@ from tpu.slices.lease import MalformedLease
 from tpu.slices.lease_book import LeaseContended
 from tpu.slices.pool_names import NoSuchPool
 from tpu.slices.pool_settings import PoolSettingsError
+from tpu.slices.provision import NotReady
 from tpu.slices.shared import MalformedShared, SharedContended
 from tpu.sweeps.config import SweepError
 from tpu.sweeps.search import StudyError
@@ -63,7 +64,8 @@ _DONE = "Finished in state Completed()"
 _FAILED = re.compile(
     r"Finished in state Failed\((?:'|\")Task run encountered an exception (\w+): (.*)(?:'|\")\)", re.DOTALL
 )
-LONGEST_REASON = 200
+# What ends a segment's task and those inside it alike: told once, by the attempt's own line or by the flow's last one.
+_TOLD_ONCE = {error.__name__ for error in (AttemptEnded, CloudError, NotReady)}
 
 
 class PlainErrors(logging.Filter):
@@ -96,11 +98,8 @@ def tried_again(error: object, number: object, of: object, when: str) -> str:
 
 
 def failed(error: str, reason: str) -> str:
-    """Why an attempt ended stands in a line of its own, and once more in the flow's last one."""
-    if error == AttemptEnded.__name__:
-        return "failed"
-    cut = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}…"
-    return f"failed: {cut}"
+    """The whole reason, since what is to be done stands at its end; nothing of one that has a line of its own."""
+    return "failed" if error in _TOLD_ONCE else f"failed: {reason}"
 
 
 def log_plainly() -> None:

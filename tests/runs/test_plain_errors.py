@@ -34,9 +34,11 @@ def test_a_task_that_ended_is_told_by_its_page_and_one_that_failed_in_a_few_word
 
     ended = f"Finished in state Failed({quote}Task run encountered an exception %s: %s{quote})"
     assert told("Finished in state Completed()") is None
-    assert told(ended % ("AttemptEnded", "preempted")) == "failed"
+    for once in ("AttemptEnded", "CloudError", "NotReady"):
+        assert told(ended % (once, "why is told by the attempt or by the flow")) == "failed"
     assert told(ended % ("OSError", "a 100%\nline")) == "failed: a 100%\nline"
-    assert told(ended % ("OSError", "x" * 300)) == f"failed: {'x' * plain_errors.LONGEST_REASON}…"
+    # What is to be done comes last.
+    assert told(ended % ("OSError", "x" * 3000)) == f"failed: {'x' * 3000}"
     assert told("written to gs://b") == "written to gs://b"
 
 

@@ -9,7 +9,7 @@ import pytest
 from flows.arguments import describe, train_from_terminal
 from flows.train import train
 from tests.scenarios.conftest import Lab
-from tests.scenarios.prefect_record import flow_runs
+from tests.scenarios.prefect_record import flow_runs, log_with
 from tests.scenarios.terminal import said
 from tpu.checkpoint import files
 from tpu.checkpoint.objects import BucketUnusable
@@ -217,7 +217,9 @@ async def test_V11_what_the_zone_does_not_have_is_one_error_before_anything_is_m
     lab: Lab, slice: dict[str, str], kind: ErrorKind, words: str
 ):
     run = lab.numpy_run(f"not-offered-{next(iter(slice))[0]}{kind.name[0].lower()}", slice=slice)
-    assert words in await refused_for_good(lab, run, kind, asked=0)
+    said = await refused_for_good(lab, run, kind, asked=0)
+    assert words in said
+    assert (await log_with(run.name, said, "Finished in state Failed")).count(said) == 1
 
 
 async def test_requirements_that_are_not_there_or_cannot_be_had_name_the_file(lab: Lab, program_folder: Path):
