@@ -99,7 +99,7 @@ def train_from_terminal(train: Flow[..., Any]) -> None:
         print(describe(run, _connection()))
         return
     with run_in_terminal(f"python -m flows.train --resume {run.name}"):
-        asyncio.run(train(run, take_over=arguments.take_over))
+        asyncio.run(train(run=run, take_over=arguments.take_over))
 
 
 @contextlib.contextmanager

@@ -56,22 +56,24 @@ Log = logging.Logger | logging.LoggerAdapter[Any]
 
 @flow(name="sweep", flow_run_name="{run.name}")
 async def sweep(
-    run: RunConfig,
-    search: Search,
-    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
+    *,  # as the form asks for them
     fresh_name: bool = False,
+    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
+    search: Search,
+    run: RunConfig,
     rerun_failed: bool = False,
     code: str = "",
 ) -> dict[str, Any] | State[Any]:
     """Train every trial of a sweep on preemptible TPU slices.
 
     Args:
-        run: What each trial trains; its name is the sweep's. A sweep that a schedule starts carries the time for which
-            it was scheduled in its name, so that each is a new one.
-        search: The space, how it is gone through, and what is compared.
-        changes: Fields to change in `run`, such as {"steps": 2000}.
         fresh_name: Add this flow run's id to the sweep's name, so that every start is a sweep of its own. Without it a
             second start of the same name goes on with the first one's.
+        changes: Any field of `run` by its dotted name, also those that the form does not show, such as
+            {"steps": 2000, "slice.race": 2}. `python -m flows.train --fields` lists them all.
+        search: The space, how it is gone through, and what is compared.
+        run: What each trial trains; its name is the sweep's. A sweep that a schedule starts carries the time for which
+            it was scheduled in its name, so that each is a new one.
         rerun_failed: Start trials that failed or were stopped again, too.
         code: Newer code for these and for trials that begin from now on, as `code` of a run has it; `newest` is that of
             `run` as it is now. If empty, all have the code of the sweep's first start.
@@ -293,7 +295,7 @@ def sweep_from_terminal() -> None:
         print(f"note: {note}", file=sys.stderr)
     with run_in_terminal():
         answer = asyncio.run(
-            sweep(read.run, read.search, rerun_failed=arguments.rerun_failed, code=arguments.code)
+            sweep(run=read.run, search=read.search, rerun_failed=arguments.rerun_failed, code=arguments.code)
         )
     if isinstance(answer, dict) and answer["failed"]:
         sys.exit(f"{answer['failed']} trial(s) failed; start them again with --rerun-failed")

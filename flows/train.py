@@ -43,18 +43,21 @@ from tpu.worker.patience import shorten_pauses
 
 @flow(name="train", flow_run_name="{run.name}")
 async def train(
-    run: RunConfig,
-    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
+    *,  # as the form asks for them
     fresh_name: bool = False,
+    changes: dict[str, Any] = {},  # noqa: B006 - `prefect deploy` reads the source, and a name is null in the form
+    run: RunConfig,
     take_over: bool = False,
 ) -> dict[str, Any] | State[Any]:
     """Train one run on preemptible TPU slices.
 
     Args:
-        run: What to train, how far, on which slice.
-        changes: Fields to change in `run`, such as {"training.seed": 3, "slice.zone": "us-east5-a"}.
         fresh_name: Add this flow run's id to the run's name, so that every start is a run of its own. Without it a
-            second start of the same name goes on with the first one's run.
+            second start of the same name goes on with the first one's run. A name in `changes` is kept as it is.
+        changes: Any field of `run` by its dotted name, also those that the form does not show, such as
+            {"name": "mine", "training.log_every": 50, "budget.user_failure": 5}. `python -m flows.train --fields`
+            lists them all.
+        run: What to train, how far, on which slice.
         take_over: Take the run from a driver that is still alive.
 
     Returns:

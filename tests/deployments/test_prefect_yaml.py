@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from flows.train import train
 from tpu.runs.config import parse_run_config
 from tpu.sweeps.config import load_sweep, parse_search
 from tpu.sweeps.trial import NAME_LENGTH
+from tpu.worker.template import OF_A_RUN
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "deployments/prefect.yaml").read_text())[
@@ -107,9 +110,9 @@ def test_a_form_that_nobody_touched_is_accepted(deployment: dict[str, Any]):
 
 
 def test_the_forms_ask_first_for_what_is_wanted_most():
-    assert list(parameter_schema(train).properties) == ["run", "changes", "fresh_name", "take_over"]
+    assert list(parameter_schema(train).properties) == ["fresh_name", "changes", "run", "take_over"]
     assert list(parameter_schema(sweep).properties) == [
-        "run", "search", "changes", "fresh_name", "rerun_failed", "code",
+        "fresh_name", "changes", "search", "run", "rerun_failed", "code",
     ]  # fmt: skip
     assert list(parameter_schema(evaluate).properties) == ["checkpoint", "commits", "again"]
 
@@ -117,8 +120,42 @@ def test_the_forms_ask_first_for_what_is_wanted_most():
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda one: one.name)
 def test_a_field_that_may_be_left_open_is_no_choice_between_something_and_null(flow: Flow[..., Any]):
     # Where null is an answer of its own (no `tasks` are new ones each time), or leaves out a whole model.
-    meant = {"Icl.tasks", "RunConfig.training", "Search.pruner", "SliceCandidate.provisioning"}
+    meant = {"Icl.tasks", "RunConfig.training", "Search.pruner"}
     assert {where for where, field in fields(flow).items() if "anyOf" in field} <= meant
+
+
+def shown(schema: dict[str, Any], model: str) -> dict[str, dict[str, Any]]:
+    """The fields of a model in the form, those of the models inside it too, as a person meets them."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, field in schema["definitions"][model]["properties"].items():
+        found[f"{model}.{name}"] = field
+        for inner in re.findall(r"#/definitions/(\w+)", json.dumps(field)):
+            found |= shown(schema, inner)
+    return found
+
+
+def test_the_form_of_a_training_is_short_and_asks_for_nothing_twice():
+    schema = parameter_schema(train).model_dump()
+    fields = shown(schema, "RunConfig")
+    assert len([where for where in fields if not where.startswith(("Icl.", "ByteLm."))]) <= 28
+    assert [where for where in fields if where.endswith(".seed")] == ["Training.seed"]
+    # In this order, whatever a database makes of the order of keys.
+    for model in ("RunConfig", "Slice", "Training", "CheckpointRule"):
+        own = schema["definitions"][model]["properties"].values()
+        assert [field["position"] for field in own] == list(range(len(own)))
+
+
+def test_what_the_work_pool_says_has_no_default_in_the_form():
+    """Or the form would send it unasked, and whoever chooses a default against the pool could not be told."""
+    fields = shown(parameter_schema(train).model_dump(), "RunConfig")
+    said = {"RunConfig.slice", *(f"RunConfig.{name}" for name in OF_A_RUN)}
+    pools = {where: field for where, field in fields.items() if where.startswith("Slice.") or where in said}
+    assert pools.keys() > {"RunConfig.slice", "RunConfig.code", "Slice.zone", "Slice.provisioning"}
+    for where, field in pools.items():
+        assert "default" not in field, where
+        assert field["description"].startswith("As the work pool says if empty."), where
+        # The form of the UI sends `false` for a switch that nobody has touched.
+        assert field.get("type") != "boolean", where
 
 
 def test_the_server_takes_a_run_with_all_its_fields_as_well_as_one_with_few():

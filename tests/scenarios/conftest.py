@@ -191,7 +191,7 @@ class Lab:
         return run_directory(self.emulator.env["TPU_RELAY_BUCKET"], name)
 
     async def train(self, run: RunConfig, take_over: bool = False) -> dict[str, Any]:
-        return await train(run, take_over=take_over)
+        return await train(run=run, take_over=take_over)
 
     @contextlib.asynccontextmanager
     async def training(self, run: RunConfig) -> AsyncIterator[asyncio.Task[dict[str, Any]]]:

@@ -52,7 +52,7 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
     await pool.set(max_slices=2)
     base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2, "price_an_hour": 4.0})
     search = search_of(base, at_once=3)
-    async with beside(sweep(base, search)) as task:
+    async with beside(sweep(run=base, search=search)) as task:
         await lab.until(lambda: len(lab.ready_nodes()) == 2, "both slices are there", task)
         trials = await asyncio.to_thread(book(lab, "pair").trials)
         assert len(trials) == 3
@@ -86,15 +86,15 @@ async def test_a_failing_trial_is_its_own_and_the_sweep_goes_on_where_it_was(lab
     search = search_of(
         base, parameters={"variables.NUMPY_FAIL": {"values": ["", "exit:3@5"]}}, seeds=2, at_once=4
     )
-    answer = await sweep(base, search)
+    answer = await sweep(run=base, search=search)
     assert (answer["finished"], answer["failed"]) == (2, 2)
     outcomes = book(lab, "partly").outcomes()
     assert [outcomes[n].state for n in range(4)] == ["finished", "finished", "failed", "failed"]
     assert "exit" in outcomes[2].reason
     # Started again nothing is done twice; asked for, what failed is, and goes on with the run that it was.
-    assert (await sweep(base, search))["failed"] == 2
+    assert (await sweep(run=base, search=search))["failed"] == 2
     assert len(lab.events(book(lab, "partly").trials()[0].run, "attempt-started")) == 1
-    again = await sweep(base, search, rerun_failed=True)
+    again = await sweep(run=base, search=search, rerun_failed=True)
     assert (again["finished"], again["failed"]) == (4, 0)
     assert [lab.verdicts(t.run) for t in book(lab, "partly").trials()][2:] == [
         ["user failure", "finished"]
@@ -104,7 +104,7 @@ async def test_a_failing_trial_is_its_own_and_the_sweep_goes_on_where_it_was(lab
 async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial(lab: Lab, pool: Pool):
     base = lab.numpy_run("blind", steps=10, every=10, slice={"chips": 4})
     with pytest.raises(SweepError, match="never logged 'accuracy'; it logged loss"):
-        await sweep(base, search_of(base, metric={"name": "accuracy", "goal": "maximize"}))
+        await sweep(run=base, search=search_of(base, metric={"name": "accuracy", "goal": "maximize"}))
     assert len(book(lab, "blind").trials()) <= 2
     lab.assert_nothing_left()
 

@@ -103,7 +103,7 @@ async def test_a_trial_that_falls_behind_is_pruned_at_its_commit_also_by_what_wa
     base = leveled(lab, program_folder, "behind", 0.1)
     pruner = {"type": "successive-halving", "min_resource": 10, "reduction_factor": 2}
     search = search_of(base, [1, 9, 0.5, 5], at_once=1, pruner=pruner)
-    task = asyncio.create_task(sweep(base, search))
+    task = asyncio.create_task(sweep(run=base, search=search))
     (first,) = await lab.until(lambda: trials("behind"), "its first trial", task)
     await lab.until_step(first.run, 10, task)
     await stop_sweep(Connection.from_environment(), found("behind"), print)
@@ -111,7 +111,7 @@ async def test_a_trial_that_falls_behind_is_pruned_at_its_commit_also_by_what_wa
         await task
     lab.assert_nothing_left()
 
-    answer = await sweep(base, search)
+    answer = await sweep(run=base, search=search)
     assert (answer["finished"], answer["pruned"], answer["failed"]) == (2, 2, 0)
     assert answer["best"]["parameters"] == {"variables.LEVEL": "0.5"}
     outcomes = found("behind").book.outcomes()
@@ -136,7 +136,7 @@ async def test_a_running_sweep_takes_more_trials_another_priority_and_lets_one_b
     await pool.set(max_slices=1)
     base = leveled(lab, program_folder, "steered", 0.3)
     search = search_of(base, [3, 2], trials=1, at_once=2)
-    async with beside(sweep(base, search)) as task:
+    async with beside(sweep(run=base, search=search)) as task:
         await lab.until(lambda: lab.ready_nodes(), "it has a slice", task)
         steered = found("steered")
         assert "hears it within seconds" in who_hears(steered)
@@ -158,8 +158,8 @@ async def test_a_running_sweep_takes_more_trials_another_priority_and_lets_one_b
     assert "nobody drives the sweep" in who_hears(steered)
     lab.assert_nothing_left()
     # What was cancelled stays so, until it is asked for again.
-    assert (await sweep(base, search))["stopped"] == 1
-    again = await sweep(base, search, rerun_failed=True)
+    assert (await sweep(run=base, search=search))["stopped"] == 1
+    again = await sweep(run=base, search=search, rerun_failed=True)
     assert (again["finished"], again["best"]["parameters"]) == (3, {"variables.LEVEL": "0.25"})
     assert lab.verdicts(added.run) == ["cancelled", "finished"]
 
@@ -174,9 +174,9 @@ async def test_trials_that_failed_are_started_again_with_newer_code_and_say_so(
         LEVEL + "        assert os.environ['LEVEL'] != '2' or step < 14\n"
     )
     search = search_of(base, [1, 2], at_once=2)
-    assert (await sweep(base, search))["failed"] == 1
+    assert (await sweep(run=base, search=search))["failed"] == 1
     (program_folder / "level.py").write_text(LEVEL)
-    assert (await sweep(base, search, rerun_failed=True, code="newest"))["finished"] == 2
+    assert (await sweep(run=base, search=search, rerun_failed=True, code="newest"))["finished"] == 2
     whole, mended = rows("mended")
     assert (whole["mixed"], mended["mixed"]) == ("", "code")
     assert mended["code"].split(", ")[0] == whole["code"]
@@ -212,7 +212,7 @@ async def test_a_weights_and_biases_file_of_any_program_has_its_metric_and_its_e
     await pool.set(max_slices=1)
     (program_folder / "foreign.py").write_text(FOREIGN)
     read = parse_sweep(yaml.safe_load(WANDB), "foreign")
-    answer = await sweep(read.run, read.search)
+    answer = await sweep(run=read.run, search=read.search)
     assert (answer["finished"], answer["pruned"], answer["failed"]) == (2, 1, 0)
     first, second, third = (outcome for _, outcome in sorted(found("foreign").book.outcomes().items()))
     assert (first.value, first.reports) == (0.25, ((1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25), (5, 0.25)))

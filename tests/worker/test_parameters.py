@@ -49,23 +49,43 @@ def test_what_a_run_says_stands_and_the_rest_is_the_pools():
     assert filled["max_cost"] == 9.0
 
 
-def test_what_only_the_form_filled_in_is_the_pools_to_say():
-    """The form of the UI sends every field; those that nobody touched have the model's default."""
-    stated: dict[str, Any] = {
-        "name": "icl",
-        "command": ["true"],
-        "slice": {"accelerator_type": "v4-8", "price_an_hour": 4.0},
+@pytest.mark.parametrize(
+    "field", ["slice.zone", "slice.external_ips", "budget.infrastructure", "pool", "code"]
+)
+def test_a_value_that_is_also_the_default_can_be_chosen_against_the_pools(field: str):
+    """Whoever writes it means it; a form sends nothing of a field that nobody filled in."""
+    chosen: dict[str, Any] = {"name": "x", "command": "true"}
+    default = RunConfig.model_validate(chosen).model_dump(mode="json")
+    pool = {
+        "slice": {"zone": "us-east1-d", "external_ips": False},
+        "budget": {"infrastructure": 5},
+        "pool": "others",
+        "code": "/tree@abc",
     }
-    sent = RunConfig.model_validate(stated | {"budget": {"user_failure": 0}}).model_dump(mode="json")
-    done = run_parameters({"run": sent}, {"run": stated}, POOL, FLOW_RUN)["run"]
-    assert (done["slice"]["accelerator_type"], done["slice"]["zone"]) == ("v4-8", "us-central2-b")
-    assert done["budget"] == {"infrastructure": 5, "user_failure": 0}
-    assert done["max_cost"] == 9.0
-    # Said twice, by the deployment: also a default is an answer.
-    pool = POOL | {"slice": POOL["slice"] | {"zone": "us-east1-d"}}
-    stated["slice"]["zone"] = "us-central2-b"
-    for deployed, zone in (({}, "us-east1-d"), ({"run": stated}, "us-central2-b")):
-        assert run_parameters({"run": sent}, deployed, pool, FLOW_RUN)["run"]["slice"]["zone"] == zone
+
+    def of(values: Any) -> Any:
+        for part in field.split("."):
+            values = values[part]
+        return values
+
+    untouched = run_parameters({"run": chosen, "changes": {}}, pool, FLOW_RUN)["run"]
+    assert of(untouched) == of(pool)
+    said = run_parameters({"run": chosen, "changes": {field: of(default)}}, pool, FLOW_RUN)["run"]
+    # Only the working tree is nothing that can be meant: behind a work pool there is none.
+    assert of(said) == (pool["code"] if field == "code" else of(default))
+
+
+def test_what_is_left_empty_is_the_pools_to_say():
+    run = {
+        "name": "x",
+        "command": "true",
+        "max_cost": None,
+        "slice": {"price_an_hour": None, "network": None},
+    }
+    done = run_parameters({"run": run}, POOL, FLOW_RUN)["run"]
+    assert (done["max_cost"], done["slice"]["price_an_hour"]) == (9.0, 8.0)
+    assert done["slice"]["network"] is None
+    assert run_parameters({"run": run | {"slice": None}}, POOL, FLOW_RUN)["run"]["slice"] == POOL["slice"]
 
 
 def test_changes_are_made_and_a_fresh_name_is_given_once():
@@ -74,22 +94,22 @@ def test_changes_are_made_and_a_fresh_name_is_given_once():
         "changes": {"slice.zone": "us-east1-d", "steps": 5}, "fresh_name": True, "take_over": False,
     }  # fmt: skip
     given["run"]["name"] = given["run"]["name"][:40]
-    done = run_parameters(given, {}, POOL, FLOW_RUN)
+    done = run_parameters(given, POOL, FLOW_RUN)
     assert done["run"]["name"] == "a-name-that-is-as-long-as-a-nam-0f1e2d3c"
     assert (done["run"]["slice"]["zone"], done["run"]["steps"]) == ("us-east1-d", 5)
 
 
 def test_a_name_that_somebody_gave_is_kept():
     given = {"run": {"name": "icl", "command": "true"}, "changes": {"name": "mine"}, "fresh_name": True}
-    assert run_parameters(given, {}, {}, FLOW_RUN)["run"]["name"] == "mine"
+    assert run_parameters(given, {}, FLOW_RUN)["run"]["name"] == "mine"
 
 
 def test_a_run_that_cannot_be_is_refused_by_the_name_of_its_field():
     with pytest.raises(RunConfigError, match=r"slice\.accelerator_type: unknown accelerator type 'v4-9'"):
         run_parameters(
-            {"run": {"name": "x", "command": "true", "slice": {"accelerator_type": "v4-9"}}}, {}, {}, FLOW_RUN
+            {"run": {"name": "x", "command": "true", "slice": {"accelerator_type": "v4-9"}}}, {}, FLOW_RUN
         )
 
 
 def test_other_flows_keep_their_parameters():
-    assert run_parameters({"pool": "all"}, {}, POOL, FLOW_RUN) == {"pool": "all"}
+    assert run_parameters({"pool": "all"}, POOL, FLOW_RUN) == {"pool": "all"}

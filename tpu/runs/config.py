@@ -26,7 +26,7 @@ from tpu.runs.plan import CheckpointRule, stop_steps
 from tpu.slices.candidate import ZONE_PATTERN, Candidate
 from tpu.slices.pool_settings import NAME_PATTERN
 from tpu.topology import accelerator_type
-from tpu.train.form import plain_optionals
+from tpu.train.form import form, plain_optionals
 from tpu.train.settings import Training
 
 
@@ -67,8 +67,15 @@ class SliceCandidate(_Part):
     )
 
 
+# What the form of a run asks for; all else is the work pool's to say, or comes by `changes`.
+_OF_SLICE = ("accelerator_type", "zone", "provisioning", "price_an_hour", "chips")
+_OF_RUN = ("name", "steps", "slice", "max_cost", "training", "checkpoints", "code")
+
+
 class Slice(_Part):
     """The TPU slice that a run trains on."""
+
+    model_config = ConfigDict(json_schema_extra=form(_OF_SLICE, of_the_pool=_OF_SLICE))
 
     accelerator_type: _TypeName = Field(
         default="v4-8", description="TPU type as Google names it.", examples=["v4-8", "v5litepod-8"]
@@ -124,7 +131,7 @@ class Slice(_Part):
     price_an_hour: float | None = Field(
         default=None,
         ge=0,
-        description="US dollars an hour for the whole slice. If empty, costs are not known, and max_cost is refused.",
+        description="US dollars an hour for the whole slice. Without it costs are not known, and max_cost is refused.",
         examples=[5.16],
     )
     ready_minutes: float = Field(
@@ -132,8 +139,8 @@ class Slice(_Part):
     )
     chips: int | None = Field(
         default=None,
-        description="So many chips of a slice with one host, shared with other runs: 1, 2, 4 or 8; the whole slice if "
-        "empty.",
+        description="So many chips of a slice with one host, shared with other runs: 1, 2, 4 or 8. Without it the "
+        "whole slice.",
     )
     pool_hours: float = Field(
         default=168, gt=0, description="Give up when the pool had no place for so many hours."
@@ -207,6 +214,8 @@ def _check_passable(text: str) -> None:
 class RunConfig(_Part):
     """One training run."""
 
+    model_config = ConfigDict(json_schema_extra=form(_OF_RUN, of_the_pool=("slice", "max_cost", "code")))
+
     name: str = Field(
         pattern=r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
         description="Name of the run: lower-case letters, digits and dashes, at most 40 characters.",
@@ -244,7 +253,7 @@ class RunConfig(_Part):
         default=None,
         gt=0,
         examples=[25],
-        description="US dollars for slices: the run saves and ends when they are spent. No limit if empty.",
+        description="US dollars for slices: the run saves and ends when they are spent. Without it there is no limit.",
     )
     pool: str = Field(
         default="default",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tpu.train.form import plain_optionals
+from tpu.train.form import form
 
 # All stop steps stand in one environment variable of the program, and the kernel takes 128 KiB of one.
 MOST_SEGMENTS = 10_000
@@ -13,7 +13,7 @@ MOST_SEGMENTS = 10_000
 class CheckpointRule(BaseModel):
     """At which steps a checkpoint is planned; exactly one of `every`, `log_spaced` and `at`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=plain_optionals)
+    model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra=form(("every", "keep_last")))
 
     every: int | None = Field(default=None, ge=1, description="Every so many steps.")
     log_spaced: int | None = Field(

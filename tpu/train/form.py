@@ -2,7 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
+
+# Said of a field that has no value in the form until somebody gives it one.
+OF_THE_POOL = "As the work pool says if empty."
+
+
+def form(shown: Sequence[str], of_the_pool: Sequence[str] = ()) -> Callable[[dict[str, Any]], None]:
+    """How a model's JSON schema looks as a form: the fields that people fill in, in this order, and no others.
+
+    What is not shown is taken all the same: a form has `changes` for it, and the model refuses what it does not know.
+    Those `of_the_pool` have no default, or a form would send it as if it had been written, and nobody could tell it
+    from an answer.
+    """
+
+    def shape(schema: dict[str, Any]) -> None:
+        plain_optionals(schema)
+        fields = schema["properties"]
+        if set(shown) < set(fields):
+            schema.pop("additionalProperties", None)
+        schema["properties"] = {
+            # The order of keys is lost in PostgreSQL.
+            name: fields[name] | {"position": number}
+            for number, name in enumerate(shown)
+        }
+        for name in of_the_pool:
+            field = schema["properties"][name]
+            field.pop("default", None)
+            field["description"] = f"{OF_THE_POOL} {field['description']}"
+
+    return shape
 
 
 def plain_optionals(schema: dict[str, Any]) -> None:

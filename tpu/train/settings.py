@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tpu.train.form import plain_optionals
+from tpu.train.form import form, plain_optionals
 
 Schedule = Literal["constant", "triangle", "cosine"]
 
@@ -78,6 +78,8 @@ Workload = Annotated[Icl | ByteLm, Field(discriminator="kind")]
 
 class Training(_Settings):
     """Everything that a built-in trainer's numbers depend on, but for the machine."""
+
+    model_config = ConfigDict(json_schema_extra=form(("seed", "optimizer", "schedule_steps", "workload")))
 
     workload: Workload = Field(
         description='What is learned: {"kind": "icl", …} or {"kind": "bytelm", …} with the fields of their kind.'

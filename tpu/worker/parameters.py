@@ -14,32 +14,29 @@ _OWN_WAY = ("zone", "accelerator_type", "provisioning", "candidates")
 _OF_A_TYPE = ("price_an_hour", "runtime_version", "chips")
 # Fields whose own fields are filled one by one.
 _NESTED = ("slice", "budget", "secrets")
-_MODEL: dict[str, Any] = RunConfig(name="any", command=["any"]).model_dump(mode="json")
+WORKING_TREE = RunConfig.model_fields["code"].default
 
 
 def run_parameters(
-    parameters: Mapping[str, Any],
-    deployed: Mapping[str, Any],
-    defaults: Mapping[str, Any],
-    flow_run_id: str,
+    parameters: Mapping[str, Any], defaults: Mapping[str, Any], flow_run_id: str
 ) -> dict[str, Any]:
     """Parameters of a flow that trains a run, complete: gaps filled from the pool, changes made, a fresh name given.
 
-    `deployed` are those of its deployment, `defaults` what the work pool says. Other flows (without a `run`) keep
-    theirs.
+    `defaults` are what the work pool says. Other flows (without a `run`) keep their parameters.
 
     Raises:
         tpu.runs.config.RunConfigError: the run could not be; one line for each wrong field.
     """
-    run, stated = parameters.get("run"), deployed.get("run")
+    run = parameters.get("run")
     if not isinstance(run, Mapping):
         return dict(parameters)
     changes = parameters.get("changes") or {}
     # Changes are what somebody said, so the pool must know them; only the name is not its business.
-    said = start_values(said_values(run, stated if isinstance(stated, Mapping) else {}), changes, False, "")
-    values = start_values(
-        with_defaults(said, defaults), changes, bool(parameters.get("fresh_name")), flow_run_id
-    )
+    said = start_values(run, changes, False, "")
+    if said.get("code") == WORKING_TREE:
+        del said["code"]  # behind a work pool there is none
+    fresh_name = bool(parameters.get("fresh_name")) and "name" not in changes
+    values = start_values(with_defaults(said, defaults), {}, fresh_name, flow_run_id)
     parse_run_config(values)
     done = {"changes": {}, "fresh_name": False}
     return {**parameters, "run": values, **{name: done[name] for name in done if name in parameters}}
@@ -52,32 +49,19 @@ def run_name(parameters: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def said_values(run: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's values without those that nobody wrote: the UI's form sends every field, with the model's default.
-
-    What the deployment states was written, whatever it is.
-    """
-    said: dict[str, Any] = {}
-    for name, value in run.items():
-        if name in _NESTED and isinstance(value, Mapping):
-            written, model = stated.get(name) or {}, _MODEL[name]
-            value = {k: v for k, v in value.items() if k in written or k not in model or v != model[k]}
-            if not value:
-                continue
-        elif name in _MODEL and name not in stated and value == _MODEL[name]:
-            continue
-        said[name] = value
-    return said
-
-
 def with_defaults(run: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A run's values, and under them those of the work pool."""
-    filled = {**defaults, **run}
+    """A run's values, and under them those of the work pool. What is null was left empty."""
+    filled = {**defaults, **_said(run, defaults)}
     for name in _NESTED:
-        own, pools = run.get(name, {}), defaults.get(name, {})
+        own, pools = run.get(name) or {}, defaults.get(name, {})
         if isinstance(own, Mapping):
-            filled[name] = {**(_fitting(own, pools) if name == "slice" else pools), **own}
+            said = _said(own, pools)
+            filled[name] = {**(_fitting(said, pools) if name == "slice" else pools), **said}
     return filled
+
+
+def _said(own: Mapping[str, Any], pools: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in own.items() if value is not None or name not in pools}
 
 
 def _fitting(own: Mapping[str, Any], pools: Mapping[str, Any]) -> dict[str, Any]:

@@ -170,11 +170,6 @@ class CloudTpuConfiguration(BaseJobConfiguration):
     def json_template(cls) -> dict[str, Any]:
         return {name: value for name, value in super().json_template().items() if name not in _NOT_OURS}
 
-    def deployed_parameters(self) -> dict[str, Any]:
-        """The parameters that the flow run's deployment states."""
-        deployment = self._related_objects.get("deployment")
-        return dict(deployment.parameters) if deployment is not None else {}
-
     def connection_environment(self) -> dict[str, str]:
         """The variables by which a flow finds its project, bucket and hosts, as far as the pool sets them."""
         said = {

@@ -423,8 +423,7 @@ def _parameters(flow_run: FlowRun, configuration: CloudTpuConfiguration) -> dict
     """Raises RunConfigError. A flow run that has begun before keeps what it began with."""
     if flow_run.run_count:
         return flow_run.parameters
-    deployed = configuration.deployed_parameters()
-    return run_parameters(flow_run.parameters, deployed, configuration.defaults, str(flow_run.id))
+    return run_parameters(flow_run.parameters, configuration.defaults, str(flow_run.id))
 
 
 def _environment(
