@@ -1,9 +1,13 @@
 import dataclasses
+import io
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.runs.histories import at, attempt_ended, intended
 from tpu.runs.config import parse_run_config
+from tpu.runs.drawing import INK
 from tpu.runs.record import RunRecord
 from tpu.runs.report import (
     SegmentRow,
@@ -224,3 +228,31 @@ def test_the_pictures_are_there_if_there_is_something_to_show():
     pictures = draw(report_of(losses=[(1, 2.0), (2, 1.0)]))
     assert list(pictures) == ["loss", "timeline"]
     assert all(picture.startswith(b"\x89PNG") for picture in pictures.values())
+
+
+WHITE, DARK = np.array([255.0, 255.0, 255.0]), np.array([21.0, 21.0, 28.0])  # pages of the Prefect UI
+
+
+def luminance(colours: np.ndarray) -> np.ndarray:
+    """As WCAG 2 defines it, of 8-bit sRGB."""
+    part = colours / 255
+    linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+def contrast(colours: np.ndarray, page: np.ndarray) -> np.ndarray:
+    light, dark = luminance(colours), luminance(page)
+    return (np.maximum(light, dark) + 0.05) / (np.minimum(light, dark) + 0.05)
+
+
+@pytest.mark.parametrize("name", ["loss", "timeline"])
+def test_a_picture_is_read_on_a_light_page_and_on_a_dark_one(name: str):
+    picture = draw(report_of(losses=[(1, 2.0), (2, 1.0)]))[name]
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGBA")).reshape(-1, 4).astype(float)
+    solid = pixels[pixels[:, 3] == 255][:, :3]
+    # No sheet of paper: what is drawn is the smaller part, and is seen on either page.
+    assert 0 < len(solid) < len(pixels) / 2
+    for page in (WHITE, DARK):
+        assert np.percentile(contrast(solid, page), 2) > 1.4
+        letters = np.array([int(INK[at : at + 2], 16) for at in (1, 3, 5)], float)
+        assert contrast(letters, page) > 3.5

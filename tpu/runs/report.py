@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 from tpu.money import dollar_column, in_dollars
 from tpu.runs.code import short_source
 from tpu.runs.config import RunConfig
+from tpu.runs.drawing import to_png
 from tpu.runs.evaluation_table import table_lines
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, partition, run_intervals
@@ -352,16 +352,14 @@ def loss_picture(report: Report) -> bytes | None:
 
     figure = Figure(figsize=(7, 3.2), dpi=110, layout="constrained")
     axes = figure.subplots()
-    axes.plot(*zip(*report.losses, strict=True), linewidth=1.2, color="#1f5fbf")
+    axes.plot(*zip(*report.losses, strict=True), linewidth=1.2, color="#3b82f6")
     for attempt in report.attempts:
         if attempt["resume"]:
-            axes.axvline(attempt["resume"], color="#c0392b", linewidth=0.9, linestyle="--")
+            axes.axvline(attempt["resume"], color="#dc5348", linewidth=0.9, linestyle="--")
     axes.set(
         xlabel="step",
         ylabel="loss",
         title=f"{report.record.config.name} (dashed: resumed after an attempt ended)",
     )
     axes.grid(alpha=0.25)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return to_png(figure)

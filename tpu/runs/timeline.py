@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpu.runs.drawing import INK, to_png
 from tpu.runs.event_log import RunEvent
 from tpu.runs.goodput import BUCKETS, Bucket, Interval, pieces, run_intervals
 
@@ -20,19 +20,18 @@ if TYPE_CHECKING:
 COLOURS: dict[Bucket, str] = {
     "step": "#2e9e5b",
     "wasted": "#d1495b",
-    "provisioning": "#cbd5e1",
+    "provisioning": "#b4c0cf",
     "sync": "#93c5e8",
     "start": "#4f8fc4",
     "restore": "#8b7bc7",
     "compile": "#f0b23e",
     "save": "#1f6f78",
     "evaluation wait": "#c58bb0",
-    "idle": "#ececec",
-    "other": "#a3a3a3",
+    "idle": "#d3d3d3",
+    "other": "#949494",
 }
-_COMMIT = "#374151"
 # How the early end of an attempt is marked: sign and colour. A run that was stopped is not marked.
-_ENDS = {"preempted": ("X", "#111111"), "evicted": ("v", "#6d28d9"), "failed": ("D", "#c2410c")}
+_ENDS = {"preempted": ("X", "#000000"), "evicted": ("v", "#6d28d9"), "failed": ("D", "#c2410c")}
 # So many slices have a line each, with their names. The time of a run with more is wrapped into lines, as text is, so
 # that a bar stays wide enough to be read: about so many slices a line, and no more than so many lines.
 NAMED_SLICES, SLICES_A_LINE, MOST_LINES = 14, 8, 25
@@ -220,9 +219,7 @@ def timeline_picture(timeline: Timeline, title: str, named: Callable[[Bucket], s
     axes.set_axisbelow(True)
     axes.set_title(title, fontsize=9, loc="left")
     _legend(figure, timeline, named)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return to_png(figure)
 
 
 def _draw_bars(axes: Axes, timeline: Timeline, layout: Layout, unit_s: float) -> None:
@@ -254,7 +251,7 @@ def _draw_marks(axes: Axes, timeline: Timeline, layout: Layout, unit_s: float) -
     if commits:
         rows, times = zip(*commits, strict=True)
         axes.vlines(
-            times, [row + 0.34 for row in rows], [row + 0.5 for row in rows], color=_COMMIT, linewidth=0.9
+            times, [row + 0.34 for row in rows], [row + 0.5 for row in rows], color=INK, linewidth=0.9
         )
     for end, (marker, colour) in _ENDS.items():
         ends = [
@@ -287,15 +284,19 @@ def _legend(figure: Figure, timeline: Timeline, named: Callable[[Bucket], str]) 
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    def mark(marker: str, colour: str, label: str) -> Line2D:
-        return Line2D([], [], marker=marker, color=colour, linestyle="", markersize=6, label=label)
+    def mark(marker: str, colour: str, label: str, **edge: Any) -> Line2D:
+        return Line2D([], [], marker=marker, color=colour, linestyle="", markersize=6, label=label, **edge)
 
     shown = {part.bucket for bar in timeline.bars for part in bar.parts}
     handles: list[Artist] = [Patch(color=COLOURS[one], label=named(one)) for one in BUCKETS if one in shown]
     if any(bar.commits for bar in timeline.bars):
-        handles.append(mark("|", _COMMIT, "commit"))
+        handles.append(mark("|", INK, "commit"))
     counts = Counter(kind for bar in timeline.bars for _, kind in bar.ends)
-    handles += [mark(*_ENDS[end], f"{end}: {counts[end]}") for end in _ENDS if counts[end]]
+    handles += [
+        mark(*_ENDS[end], f"{end}: {counts[end]}", markeredgecolor="white", markeredgewidth=0.6)
+        for end in _ENDS
+        if counts[end]
+    ]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=min(7, len(handles)), fontsize=7.5, frameon=False,
         handlelength=1.2, columnspacing=1.3,
