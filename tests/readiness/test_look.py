@@ -13,9 +13,13 @@ import pytest
 from tests.checkpoint.faults import FaultyGcs
 from tests.deployments.gcloud_words import INSTALLED, unknown_words
 from tpu.checkpoint import objects
+from tpu.clock import SystemClock
+from tpu.cloud.project import GoogleProject
+from tpu.cloud.rest import RestApi
 from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.emulator.gcs import GcsServer
+from tpu.readiness.caller import clock
 from tpu.readiness.finding import Finding, State
 from tpu.readiness.look import Wish, look
 from tpu.slices.candidate import Candidate
@@ -39,10 +43,14 @@ async def test_a_project_that_is_ready_has_no_lack_and_is_left_as_it_was(
     connection: Connection, emulator: Emulator
 ):
     findings = await found(connection)
-    assert [str(one) for one in findings if one.state is not State.HOLDS] == []
+    # One thing nobody can be asked, so it is not told to be right.
+    (untold,) = [one for one in findings if one.state is not State.HOLDS]
+    assert (untold.state, untold.text) == (State.UNKNOWN, "only a VM can see it; if it has none yet")
+    assert "gcloud storage buckets add-iam-policy-binding gs://" in untold.mend
     assert [one.what for one in findings] == [
         "credentials", "SSH key", "bucket", "bucket's region", "settings", "Cloud TPU API in us-central2-b",
         "spot v4-8 in us-central2-b", "clock", "rights in the project", "service account of the VMs",
+        untold.what,
         "quota for spot v4-8 in us-central2-b", "network", "OS Login", "firewall of default",
     ]  # fmt: skip
     assert objects.listing(f"{connection.bucket}/preflight") == []
@@ -222,6 +230,18 @@ async def test_what_nobody_tells_is_no_mistake_but_is_said(connection: Connectio
     assert [one for one in findings if one.state is State.WRONG] == []
     mends = {one.mend for one in findings if one.state is State.UNKNOWN}
     assert mends == {f"gcloud services enable {name}.googleapis.com --project={PROJECT}" for name in others}
+
+
+class WithoutDates(GoogleProject):
+    """A proxy on the way leaves them out."""
+
+    async def date_s(self) -> float | None:
+        return None
+
+
+async def test_a_clock_that_nothing_is_compared_with_is_not_told_to_go_right(connection: Connection):
+    project = WithoutDates(RestApi(connection), connection.project)
+    assert (await clock(project, connection.project, SystemClock())).state is State.UNKNOWN
 
 
 async def test_without_credentials_the_rest_is_looked_at(

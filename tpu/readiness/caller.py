@@ -14,7 +14,7 @@ from tpu.clock import Clock
 from tpu.cloud.project import GoogleProject, ProjectUnknown
 from tpu.connection import Connection
 from tpu.hosts.identity import IdentityError, ensure_identity
-from tpu.readiness.finding import Finding, good, not_told, wrong
+from tpu.readiness.finding import Finding, good, not_told, unknown, wrong
 
 # Google refuses tokens that a clock five minutes off has signed; long before that leases and reports look odd.
 MOST_SKEW_S = 60.0
@@ -71,7 +71,9 @@ async def clock(project: GoogleProject, name: str, ours: Clock) -> Finding:
         theirs = await project.date_s()
     except ProjectUnknown as error:
         return not_told(what, error, name)
-    skew_s = 0.0 if theirs is None else ours.time() - theirs
+    if theirs is None:
+        return unknown(what, "Google's answer has no time")
+    skew_s = ours.time() - theirs
     if abs(skew_s) <= MOST_SKEW_S:
         return good(what, "goes as Google's")
     how = "ahead of" if skew_s > 0 else "behind"

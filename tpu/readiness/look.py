@@ -81,7 +81,7 @@ async def _in_project(
     return [
         await caller.clock(project, name, clock),
         await rights.permissions(project, name, who, iap=connection.ssh_route == "iap"),
-        await rights.service_account(project, name, wish.request.service_account, connection.bucket, who),
+        *await rights.service_account(project, name, wish.request.service_account, connection.bucket, who),
         *await rights.quotas(project, name, wish.candidates),
         *await reach.reach(project, connection, wish.request, [one.region for one in wish.candidates]),
     ]

@@ -56,28 +56,31 @@ async def permissions(project: GoogleProject, name: str, caller: Caller, iap: bo
 
 async def service_account(
     project: GoogleProject, name: str, wanted: str | None, bucket: str, caller: Caller
-) -> Finding:
-    """Whether VMs may be made to run as the service account that they are to have."""
+) -> list[Finding]:
+    """Whether VMs may be made to run as the service account that they are to have, and what it may do itself."""
     what = "service account of the VMs"
     try:
         account = wanted or (await project.compute()).default_account
         if account is None:
-            return wrong(what, "the project has no default one: make one, and name it in slice.service_account",
-                         f"gcloud iam service-accounts create relay-vm --project={name}")  # fmt: skip
+            return [wrong(what, "the project has no default one: make one, and name it in slice.service_account",
+                          f"gcloud iam service-accounts create relay-vm --project={name}")]  # fmt: skip
         if not await project.may_act_as(account):
             mend = (
                 f"gcloud iam service-accounts add-iam-policy-binding {account} --project={name} "
                 f"--member={caller.member} --role=roles/iam.serviceAccountUser"
             )
-            return wrong(what, f"no right to start VMs as {account}", mend)
+            return [wrong(what, f"no right to start VMs as {account}", mend)]
     except ProjectUnknown as error:
         if error.why is Why.NOT_THERE:
             short = (wanted or "").partition("@")[0]
-            return wrong(what, f"there is no {wanted}",
-                         f"gcloud iam service-accounts create {short} --project={name}")  # fmt: skip
-        return not_told(what, error, name)
-    return good(what, f"{account} (its own right to the bucket only a VM can see: "
-                f"{grant(bucket, f'serviceAccount:{account}')})")  # fmt: skip
+            return [wrong(what, f"there is no {wanted}",
+                          f"gcloud iam service-accounts create {short} --project={name}")]  # fmt: skip
+        return [not_told(what, error, name)]
+    its_own = grant(bucket, f"serviceAccount:{account}")
+    return [
+        good(what, account),
+        unknown(f"right of {account} to the bucket", "only a VM can see it; if it has none yet", its_own),
+    ]
 
 
 async def offer(cloud: TpuCloud, candidate: Candidate, request: SliceRequest) -> Finding:
