@@ -209,6 +209,7 @@ def describe(run: RunConfig, connection: Connection | None = None) -> str:
             *_candidate_lines(run),
             *_limit_lines(run),
             cut,
+            *(f"note       {note}" for note in run.notes),
             f"code       {run.code}",
             *(f"refused    {problem}" for problem in _refused(run, connection)),
             "nothing was made, and nobody was asked what the zones offer and where the bucket is (dry run)",

@@ -73,6 +73,8 @@ async def train(
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
                 run = parse_run_config(values)
             events.about(run.name)
+            for note in run.notes:
+                log.warning(note)
             async with cancelled_without_worker():
                 result = await train_to_the_end(run, take_over, log, events)
             events.say(finished(result) if isinstance(result, dict) else stopped(result.message or ""))

@@ -378,6 +378,12 @@ class RunConfig(_Part):
         """Whether the program commits checkpoints of ours; a foreign command's end is its exit code 0."""
         return self.command is None or self.contract
 
+    @property
+    def notes(self) -> list[str]:
+        """What is no mistake, but perhaps not meant."""
+        note = self.training.schedule_note(self.steps) if self.training else None
+        return [] if note is None else [note]
+
     def evaluates(self, step: int) -> bool:
         """Whether the checkpoint of `step` is to be evaluated."""
         if not self.commits or (self.command and not self.evaluate_command):

@@ -96,3 +96,21 @@ class Training(_Settings):
     shard_parameters: bool = Field(
         default=False, description="Shard parameters over the chips (FSDP) instead of copies."
     )
+
+    def schedule_note(self, steps: int) -> str | None:
+        """What a person should know of a schedule that is longer or shorter than a run of `steps` steps."""
+        rate, length = self.optimizer, self.schedule_steps
+        if rate.schedule == "constant" or steps == length:
+            return None
+        if steps > length:
+            return (
+                f"training.schedule_steps is {length}: from there to the last step, {steps}, the learning rate stays "
+                "where it ended, at 0 or next to it"
+            )
+        where = "has come down only in part"
+        if steps <= rate.warmup_fraction * length:
+            where = f"still warms up (until step {rate.warmup_fraction * length:.0f})"
+        return (
+            f"training.schedule_steps is {length}, so at the last step, {steps}, the learning rate {where}; for a "
+            f"whole schedule set training.schedule_steps={steps}"
+        )
