@@ -59,8 +59,12 @@ EXPECTED = (
 FLOW_RUNS, TASK_RUNS = "prefect.flow_runs", "prefect.task_runs"
 # How Prefect says that it tries a task again: with the error, which try it is, of how many, and when.
 _AGAIN = "Task run failed with %s: %r - Retry %s/%s will start %s"
-# And that a task has ended. The page shows it; why it has not ended well stands in the flow's last line, too.
-_DONE = "Finished in state Completed()"
+# And that a task has ended. The page shows it; why it has not ended well stands in the flow's last line, too. A run
+# that is cancelled takes its tasks with it, and Prefect calls that a crash, as it does when a machine fails.
+_CUT_OFF = "Execution was cancelled by the runtime environment."
+_UNSAID = (
+    "Finished in state Completed()", f"Crash detected! {_CUT_OFF}", f"Finished in state Crashed({_CUT_OFF!r})",
+)  # fmt: skip
 _FAILED = re.compile(
     r"Finished in state Failed\((?:'|\")Task run encountered an exception (\w+): (.*)(?:'|\")\)", re.DOTALL
 )
@@ -78,7 +82,7 @@ class PlainErrors(logging.Filter):
             _, error, number, of, when = record.args
             record.msg, record.args = tried_again(error, number, of, f"{when}"), ()
         if record.name.startswith(TASK_RUNS):
-            if record.msg == _DONE:
+            if record.msg in _UNSAID:
                 return False
             if found := _FAILED.fullmatch(str(record.msg)):
                 record.msg, record.args = failed(*found.groups()), ()

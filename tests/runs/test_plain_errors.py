@@ -39,6 +39,10 @@ def test_a_task_that_ended_is_told_by_its_page_and_one_that_failed_in_a_few_word
     assert told(ended % ("OSError", "a 100%\nline")) == "failed: a 100%\nline"
     # What is to be done comes last.
     assert told(ended % ("OSError", "x" * 3000)) == f"failed: {'x' * 3000}"
+    # Whoever cancels a run hears from the flow that it is; its tasks have not crashed.
+    for crash in ("Crash detected! {}", "Finished in state Crashed('{}')"):
+        assert told(crash.format("Execution was cancelled by the runtime environment.")) is None
+    assert told("Crash detected! Execution was aborted by an interpreter exit.") is not None
     assert told("written to gs://b") == "written to gs://b"
 
 

@@ -17,6 +17,7 @@ from prefect.states import Cancelled
 
 from deployments.bench.worker_process import Worker
 from tests.scenarios.conftest import Lab
+from tests.scenarios.prefect_record import log_with
 from tests.scenarios.test_kill_matrix import LARGE
 from tpu.checkpoint import files
 from tpu.runs.config import RunConfig
@@ -146,6 +147,8 @@ async def test_O4_cancelled_in_the_ui(worker: Worker, lab: Lab, name: str):
     # Between two looks it may have gone on to a gang, which was ended then.
     assert verdicts in (phase.verdicts, (*phase.verdicts, "cancelled")) or not begun
     assert not begun or not lab.fence(run.name).open
+    if name == "training":
+        assert "Crash" not in await log_with(run.name, "Finished in state Cancelled")
 
 
 async def test_O4_cancelled_before_a_worker_takes_it_nothing_is_started(worker: Worker, lab: Lab):
