@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping
 
 POOL = "tpu"
+# Ours of earlier versions that are called otherwise now. With its schedule each would go on beside its successor.
+FORMER = ("reap/every-10-minutes", "steer/sweep")
 ABOUT_POOL = (
     "Trains on preemptible Cloud TPU slices. What a run leaves open, such as the zone, is taken from here."
 )
@@ -30,6 +32,19 @@ def deploy_flows(environment: Mapping[str, str]) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise NotDeployed(f"prefect {' '.join(words)} failed:\n{done.stdout.strip()}")
+
+
+async def delete_former() -> None:
+    """Delete the deployments of FORMER, if they are ours: by their tag."""
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    async with get_client() as client:
+        for name in FORMER:
+            with contextlib.suppress(ObjectNotFound):
+                found = await client.read_deployment_by_name(name)
+                if "tpu-relay" in found.tags:
+                    await client.delete_deployment(found.id)
 
 
 async def make_work_pool() -> None:

@@ -25,7 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deployments.background import Background
-from deployments.deploy import POOL, deploy_flows, make_work_pool
+from deployments.deploy import POOL, delete_former, deploy_flows, make_work_pool
 from deployments.postgres import VARIABLE, DatabaseError, Postgres, check_answers, shown, wanted_url
 from deployments.prefect_server import free_port, settings, wait_until_healthy
 from tpu.emulator.emulator import (
@@ -122,6 +122,7 @@ class Local:
             os.environ.update(self.environment())
             asyncio.run(make_work_pool())
             deploy_flows(self.environment())
+            asyncio.run(delete_former())
             _make_automations(notify)
             if self.worker.pid() is None:
                 self._start_worker()

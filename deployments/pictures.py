@@ -119,7 +119,7 @@ async def photograph(studio: Studio) -> None:
     await ended(studio.client, flow_run.id)
     await studio.take("flow-run", f"/runs/flow-run/{flow_run.id}", "Completed", 560)
     await studio.take("log", f"/runs/flow-run/{flow_run.id}", "Completed", 3600)
-    await studio.take("artifacts", "/artifacts", "fleet", 700)
+    await studio.take("artifacts", "/artifacts", "slices-in", 700)
     for artifact in await artifacts(studio.client, flow_run.id):
         match (artifact.key or "").partition("-")[0]:
             case "progress":

@@ -45,7 +45,7 @@ async def publish_fleet(bucket: str, log: logging.Logger | logging.LoggerAdapter
 
 def fleet_key(bucket: str) -> str:
     """Of all tables of one bucket the same, of another bucket another one."""
-    return "fleet-" + re.sub("[^a-z0-9]+", "-", bucket.removeprefix("gs://").lower()).strip("-")
+    return "slices-in-" + re.sub("[^a-z0-9]+", "-", bucket.removeprefix("gs://").lower()).strip("-")
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ import requests
 from google.auth.exceptions import GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 
-from deployments.deploy import POOL, deploy_flows, make_work_pool
+from deployments.deploy import POOL, delete_former, deploy_flows, make_work_pool
 
 SECRET_MANAGER = "https://secretmanager.googleapis.com"
 # Variable and secret; a Prefect server of one's own may want no key.
@@ -74,6 +74,7 @@ def main() -> None:
         os.environ.update(prefect_variables(session, os.environ["TPU_RELAY_PROJECT"]))
         asyncio.run(make_work_pool())
         deploy_flows(os.environ)
+        asyncio.run(delete_former())
     except Exception as error:  # systemd tries again; what it was stands in the journal, without a traceback
         sys.exit(f"start_worker: {type(error).__name__}: {error}")
     words = [

@@ -15,6 +15,7 @@ from prefect import Flow
 from prefect.utilities.callables import parameter_schema, parameter_schema_from_entrypoint
 from prefect.utilities.schema_tools.validation import validate
 
+from deployments.deploy import FORMER
 from flows.evaluate import evaluate
 from flows.reap import reap
 from flows.steer import steer
@@ -37,6 +38,13 @@ def test_each_deployment_is_of_a_flow_that_takes_its_parameters(deployment: dict
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert isinstance(flow, Flow)
     assert set(deployment.get("parameters", {})) <= set(inspect.signature(flow.fn).parameters)
+
+
+def test_no_two_deployments_are_called_alike_and_none_as_one_that_is_deleted():
+    """The list of the UI has their names large, and the flow's below in small letters."""
+    names = [one["name"] for one in DEPLOYMENTS]
+    assert len(set(names)) == len(names)
+    assert {former.partition("/")[2] for former in FORMER}.isdisjoint({*names} - {"sweep"})
 
 
 def test_the_reaper_runs_every_ten_minutes_and_never_twice_at_once():
