@@ -48,7 +48,10 @@ _LOST = (
     r"was lost|the slice failed|hosts? cannot be reached|SSH connection|unreachable|Connection refused"
     r"|the connection broke"
 )
-_TAKEN = r"took the slice|preemption notice|preempted|PREEMPTED|lost while nobody watched|, before the gang had started"
+_TAKEN = (
+    r"took the slice|preemption notice|preempted|lost while nobody watched|, before the gang had started"
+    r"|the (node|queued resource) is |no longer knows the slice"  # what the cloud says, told as it is
+)
 # Which verdicts a trouble may bring about, and how their reasons tell of it.
 _EXPLAINS: Mapping[str, Sequence[tuple[str, str]]] = {
     "preempt": ((PREEMPTED, _TAKEN),),

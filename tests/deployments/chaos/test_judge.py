@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from deployments.bench.chaos.judge import Injected, Outcome, judge
 from deployments.bench.chaos.plan import History, make_history
+from tests.slices.test_life import ACTIVE, a_node
 from tpu.checkpoint.fence import Commit
+from tpu.cloud import NodeState, QueuedResourceState
 from tpu.hosts.errors import HostUnreachable
 from tpu.runs.event_log import RunEvent
+from tpu.slices.condition import Look, view
 
 RUN = make_history(3).run.model_copy(update={"name": "chaos-0", "steps": 20, "variables": {}})
 CALM = History(0, RUN, ())
@@ -47,7 +50,7 @@ PREEMPTED_ONCE = Outcome(
 
 
 def but(**changes: Any) -> Outcome:
-    return dataclasses.replace(PREEMPTED_ONCE, **changes)
+    return replace(PREEMPTED_ONCE, **changes)
 
 
 def without(wanted: RunEvent, *others: RunEvent) -> list[RunEvent]:
@@ -56,6 +59,18 @@ def without(wanted: RunEvent, *others: RunEvent) -> list[RunEvent]:
 
 def test_a_run_that_was_preempted_and_finished_holds():
     assert judge(CALM, PREEMPTED_ONCE) == []
+
+
+def test_whatever_the_cloud_says_of_a_preempted_slice_is_understood():
+    queues = [None, *(replace(ACTIVE, state=state) for state in QueuedResourceState)]
+    nodes = [None, *(a_node(state) for state in NodeState)]
+    seen = [view(Look(queued, node, spot=True, was_ready=True)) for queued in queues for node in nodes]
+    said = {one.reason for one in seen if one.lost and one.preempted}
+    assert {"the node is PREEMPTED", "the queued resource is SUSPENDED"} < said
+    for reason in said:
+        end = ended(4.5, 1, "one", "preempted", reason)
+        events = [end if one.detail.get("verdict") == "preempted" else one for one in PREEMPTED_ONCE.events]
+        assert judge(CALM, but(events=events)) == [], reason
 
 
 @pytest.mark.parametrize(
@@ -136,7 +151,7 @@ def test_a_run_without_a_slice_names_what_it_lacks():
         [], 1, "CloudError: Quota limit 'X' has been exceeded. Limit: 0 in region r", [], [], [], []
     )
     assert judge(doomed, nothing) == []
-    assert judge(doomed, dataclasses.replace(nothing, last_words="RuntimeError")) != []
+    assert judge(doomed, replace(nothing, last_words="RuntimeError")) != []
 
 
 def test_a_number_may_be_missing_only_where_a_flow_was_killed():
@@ -149,7 +164,7 @@ def test_a_number_may_be_missing_only_where_a_flow_was_killed():
         ],
         commits=[Commit(20, 2, "")],
     )
-    killed = dataclasses.replace(outcome, injected=[Injected(1.5, "kill-flow")])
+    killed = replace(outcome, injected=[Injected(1.5, "kill-flow")])
     assert judge(CALM, killed) == []
     assert judge(CALM, outcome) == ["attempts are not numbered one by one: [2]"]
 
