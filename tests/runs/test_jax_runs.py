@@ -70,6 +70,7 @@ async def test_G6_two_runs_on_the_halves_of_one_host_at_once_have_the_same_bits(
     track.assert_nothing_left()
 
 
+@pytest.mark.slow
 async def test_a_profile_of_the_next_steps_comes_into_the_bucket(track: Track):
     run = icl("traced", 10**7, checkpoints={"every": 10**6})
     async with track.driving(run) as driver:

@@ -15,6 +15,7 @@ from prefect.types import DateTime
 
 from flows.sweep import sweep
 from tests.scenarios.conftest import Lab, Pool, beside, until_fired
+from tests.trainers.gate import Gate
 from tpu.checkpoint import objects
 from tpu.connection import Connection
 from tpu.runs.config import RunConfig
@@ -47,10 +48,12 @@ def private_home(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 # The mean of a point's seeds is told to the study once a step.
 @pytest.mark.filterwarnings("error:The reported value is ignored")
 async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bits_of_runs_alone(
-    lab: Lab, pool: Pool
+    lab: Lab, pool: Pool, tmp_path: Path
 ):
     await pool.set(max_slices=2)
-    base = lab.numpy_run("pair", steps=40, every=10, step_s=0.1, slice={"chips": 2, "price_an_hour": 4.0})
+    gate = Gate(tmp_path / "gate", before=15)
+    slice = {"chips": 2, "price_an_hour": 4.0}
+    base = lab.numpy_run("pair", steps=40, every=10, slice=slice, variables=gate.variables)
     search = search_of(base, at_once=3)
     async with beside(sweep(run=base, search=search)) as task:
         await lab.until(lambda: len(lab.ready_nodes()) == 2, "both slices are there", task)
@@ -59,6 +62,7 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
         await lab.until(lambda: all(lab.newest_step(t.run) >= 10 for t in trials), "all three train", task)
         (full,) = [one for one in await pool.leases() if len(one.holders) == 2 and one.open]
         await asyncio.to_thread(lab.emulator.preempt, full.slice, notice=False)
+        gate.open()
     assert task.result() == {
         "sweep": "pair", "finished": 6, "pruned": 0, "failed": 0, "stopped": 0, "best": task.result()["best"]
     }  # fmt: skip

@@ -118,6 +118,7 @@ def test_two_processes_stop_at_one_step_and_go_on_to_the_same_bits(by_hand, tmp_
     assert entries == [2, 2]
 
 
+@pytest.mark.slow
 def test_two_processes_that_share_parameters_save_and_restore_them(by_hand):
     run = by_hand("pair-sharded", TINY_ICL | {"shard_parameters": True}, 5, [5], processes=2, devices=2)
     assert run.start().exit_codes() == [0, 0], run.started[0].output()
