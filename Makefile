@@ -25,7 +25,7 @@ WORKERS ?= 3
 
 help: ## List every target
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "  RUN=icl|bytelm and FRAMEWORK=jax|xla for train, BENCH=overhead|recovery|fleet|chaos|worker|elastic|pack|xla for bench, T='-k word' for test"
+	@echo "  RUN=icl|bytelm and FRAMEWORK=jax|xla for train, BENCH=overhead|recovery|fleet|chaos|worker|sweep|elastic|pack|xla for bench, T='-k word' for test"
 	@echo "  NOTIFY=slack-webhook/team for up: messages about runs by a notification block of that name"
 
 setup: $(READY) ## Only set up: a virtual environment in .venv with all packages (once)
@@ -76,7 +76,7 @@ lint: $(READY) ## Check style, types and the arrows between packages
 	@echo "== ruff, pyright, import-linter"
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet . && $(BIN)/pyright --pythonpath $(BIN)/python && $(BIN)/lint-imports --no-logo
 
-bench: $(READY) $(if $(filter xla,$(BENCH)),$(READY_XLA)) ## Measure against a peer or the limit; prints one JSON object last (BENCH=overhead, recovery, fleet, chaos, worker, elastic, pack or xla)
+bench: $(READY) $(if $(filter xla,$(BENCH)),$(READY_XLA)) ## Measure against a peer or the limit; prints one JSON object last (BENCH=overhead, recovery, fleet, chaos, worker, sweep, elastic, pack or xla)
 	@$(BIN)/python -m deployments.bench.$(BENCH)
 
 ui: $(READY) ## Look at the runs of `make train` in the Prefect UI (Ctrl-C ends it)

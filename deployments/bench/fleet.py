@@ -19,13 +19,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from deployments.bench.fleet_by_hand import ByHand
 from deployments.bench.fleet_judge import Audit, figures
-from deployments.bench.fleet_pool import LIST_EVERY_S, PoolController
+from deployments.bench.fleet_pool import LIST_EVERY_S, Book, PoolController, Queue
 from deployments.bench.fleet_runs import HOUR, Run, Work, make_runs
 from deployments.bench.fleet_scale import assign_ms, measure
 from deployments.bench.lab import BenchFailed, machine, parser, say, tell
@@ -119,8 +119,12 @@ def our_week(week: Week) -> dict[str, Any]:
     runs = week.make_runs()
 
     async def story(simulation: Simulation) -> dict[str, Any]:
+        async def serve(book: Book, unfinished: Callable[[int], None]) -> None:
+            candidates = [option.candidate for option in week.options]
+            await Queue(simulation, book, candidates, runs, Work(), unfinished).serve()
+
         controller = PoolController(
-            simulation, week.options, week.steady + week.spot, runs, Work(), week.keeper_killed_every_s
+            simulation, week.options, week.steady + week.spot, week.keeper_killed_every_s, Book(), serve
         )
         found = await play(simulation, controller, runs, week.hours)
         return found | {

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -194,7 +194,7 @@ class Queue:
             kept = await update(
                 self._book, POOL, part.slice, lambda lease: leases.take(lease, holder, self._now())
             )
-            ended_well = await self._train(run, kept.lease, begin)
+            ended_well = await train_on(self._simulation, self._book, kept.lease, run, begin, self._work)
             with contextlib.suppress(LeaseRefused):
                 await update(
                     self._book, POOL, part.slice, lambda lease: leases.release(lease, run.name, self._now())
@@ -209,62 +209,69 @@ class Queue:
             self._waiting[run.name] = self._wanted(run, begin)
             self._book.freed.set()
 
-    async def _train(self, run: Run, lease: Lease, begin: float) -> bool:
-        """Train until it is finished or the host stops; False if the rest has to be trained elsewhere."""
-        node = self._simulation.node(lease.candidate.zone, lease.slice)
-        if node is None or not node.hosts:
-            await self._clock.sleep(DROPPED_S)
-            return self._noted(run, lease, begin, 0.0)
-        host = cast(ScriptedHost, node.hosts[0])
-        first_step = begin + host.ssh_s + self._work.start_s
-        stopped = asyncio.Event()
-        host.on_stop.append(stopped.set)
-        try:
-            if host.works:
-                await sleep_unless(self._clock, first_step + run.left_s - begin, stopped)
-        except asyncio.CancelledError:  # the time of the simulation is over
-            self._noted(run, lease, begin, kept_s(run, host, first_step, self._clock.monotonic(), self._work))
-            raise
-        host.on_stop.remove(stopped.set)
-        now = self._clock.monotonic()
-        kept = kept_s(run, host, first_step, now, self._work)
-        if host.works:
-            return self._noted(run, lease, begin, kept)
-        await self._clock.sleep(DROPPED_S if host.dead_at is not None else SILENCE_S)
-        if host.dead_at is None:
-            await update(self._book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent"))
-        return self._noted(run, lease, begin, kept)
-
-    def _noted(self, run: Run, lease: Lease, begin: float, kept: float) -> bool:
-        return run.keep(Stay(run.name, lease.slice, begin, self._clock.monotonic(), kept))
-
     def _now(self) -> float:
         return self._clock.time()
 
 
+async def train_on(
+    simulation: Simulation, book: LeaseBook, lease: Lease, run: Run, begin: float, work: Work
+) -> bool:
+    """Train until the run is finished or the host stops; False if the rest has to be trained elsewhere.
+
+    The chip was taken at `begin`. A host that falls silent makes its slice one that nobody takes any more.
+    """
+    clock = simulation.clock
+
+    def noted(kept: float) -> bool:
+        return run.keep(Stay(run.name, lease.slice, begin, clock.monotonic(), kept))
+
+    node = simulation.node(lease.candidate.zone, lease.slice)
+    if node is None or not node.hosts:
+        await clock.sleep(DROPPED_S)
+        return noted(0.0)
+    host = cast(ScriptedHost, node.hosts[0])
+    first_step = begin + host.ssh_s + work.start_s
+    stopped = asyncio.Event()
+    host.on_stop.append(stopped.set)
+    try:
+        if host.works:
+            await sleep_unless(clock, first_step + run.left_s - begin, stopped)
+    except asyncio.CancelledError:  # the time of the simulation is over
+        noted(kept_s(run, host, first_step, clock.monotonic(), work))
+        raise
+    host.on_stop.remove(stopped.set)
+    kept = kept_s(run, host, first_step, clock.monotonic(), work)
+    if host.works:
+        return noted(kept)
+    await clock.sleep(DROPPED_S if host.dead_at is not None else SILENCE_S)
+    if host.dead_at is None:
+        await update(book, POOL, lease.slice, lambda one: leases.quarantine(one, "silent"))
+    return noted(kept)
+
+
+# Lets all runs train in the pool of a book; how many are not finished is told.
+Serve = Callable[[Book, Callable[[int], None]], Coroutine[Any, Any, None]]
+
+
 class PoolController:
     """The pool with its keepers and runs, as one thing to be played."""
-
-    hears_notice = True
 
     def __init__(
         self,
         simulation: Simulation,
         options: Sequence[Option],
         size: int,
-        runs: Sequence[Run],
-        work: Work,
         kill_every_s: float | None,
+        book: Book,
+        serve: Serve,
     ) -> None:
         first = options[0].candidate
         request = SliceRequest(first.zone, first.accelerator_type, labels=ownership_labels(POOL, "keeper"))
         self._size = size
         self._chips = accelerator_type(first.accelerator_type).chips
-        self.book = Book()
+        self.book = book
         self.keepers = Keepers(simulation, self.book, options, request, kill_every_s)
-        self.queue = Queue(
-            simulation, self.book, [option.candidate for option in options], runs, work, self._want
-        )
+        self._serve = serve
 
     def _want(self, unfinished: int) -> None:
         self.keepers.want(min(self._size, math.ceil(unfinished / self._chips)))
@@ -275,7 +282,7 @@ class PoolController:
         await self.book.set_settings(POOL, lambda _: settings)
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(self.keepers.run())
-            await account("runs", self.queue.serve())
+            await account("runs", self._serve(self.book, self._want))
             while await MemoryLeaseBook.list(self.book, POOL):
                 await self.keepers.simulation.clock.sleep(LOOK_EVERY_S)
             keeping.cancel()
