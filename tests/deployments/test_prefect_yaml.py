@@ -161,7 +161,7 @@ def test_what_the_work_pool_says_has_no_default_in_the_form():
     assert pools.keys() > {"RunConfig.slice", "RunConfig.code", "Slice.zone", "Slice.provisioning"}
     for where, field in pools.items():
         assert "default" not in field, where
-        assert field["description"].startswith("As the work pool says if empty."), where
+        assert field["description"].endswith(" If empty: as the work pool says."), where
         # The form of the UI sends `false` for a switch that nobody has touched.
         assert field.get("type") != "boolean", where
 

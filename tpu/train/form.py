@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 # Said of a field that has no value in the form until somebody gives it one.
-OF_THE_POOL = "As the work pool says if empty."
+OF_THE_POOL = "If empty: as the work pool says."
 
 
 def form(shown: Sequence[str], of_the_pool: Sequence[str] = ()) -> Callable[[dict[str, Any]], None]:
@@ -30,7 +30,7 @@ def form(shown: Sequence[str], of_the_pool: Sequence[str] = ()) -> Callable[[dic
         for name in of_the_pool:
             field = schema["properties"][name]
             field.pop("default", None)
-            field["description"] = f"{OF_THE_POOL} {field['description']}"
+            field["description"] += f" {OF_THE_POOL}"
 
     return shape
 
