@@ -10,7 +10,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from uuid import UUID
 
+from prefect._flow_run_suspension import FlowRunSuspensionRequest, register_flow_run_suspension_request
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
 LISTEN_S, INIT = 10.0, 1
@@ -55,7 +58,7 @@ def cancelled_by_sigterm() -> Iterator[None]:
 
     Prefect's own handler raises an exception out of whatever the event loop happens to run at that moment,
     which may be half of a deletion. A cancellation arrives where the flow waits. But without its handler Prefect
-    takes what its UI asked for as a crash: `cancelled_in_prefect` tells the two apart.
+    takes what its UI asked for as a crash: `asked_to_end` tells the two apart.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -80,9 +83,9 @@ def cancelled_by_sigterm() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def cancelled_without_worker() -> AsyncIterator[None]:
-    """While whoever started this process is dead, ask Prefect from time to time whether the flow run is cancelled.
+    """While whoever started this process is dead, ask Prefect from time to time whether the flow run is to end.
 
-    The worker hears that for its flow runs, but one that is down hears nothing. A cancellation goes the way of SIGTERM.
+    The worker hears that for its flow runs, but one that is down hears nothing. It goes the way of SIGTERM.
     """
     parent = os.getppid()
 
@@ -90,7 +93,7 @@ async def cancelled_without_worker() -> AsyncIterator[None]:
         while True:
             await asyncio.sleep(LISTEN_S)
             orphaned = parent == INIT or os.getppid() != parent
-            if orphaned and await cancelled_in_prefect():
+            if orphaned and await asked_to_end() is not None:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -101,13 +104,38 @@ async def cancelled_without_worker() -> AsyncIterator[None]:
         listener.cancel()
 
 
-async def cancelled_in_prefect() -> bool:
-    """Whether somebody asked for this flow run's cancellation; False also if the server does not say."""
+@contextlib.contextmanager
+def suspended_by_sigterm() -> Iterator[None]:
+    """Let a flow run that is suspended end as a cancelled one does, and not at its next task.
+
+    Prefect would raise an exception out of whatever task comes next, which is the one that deletes the slice.
+    """
     if flow_run.id is None:
-        return False
+        yield
+        return
+    # What Prefect hears goes to the request that was registered last: this one, at which nobody looks.
+    with register_flow_run_suspension_request(UUID(str(flow_run.id)), FlowRunSuspensionRequest()):
+        yield
+
+
+async def asked_to_end() -> State | None:
+    """The state by which somebody asked this flow run to end: cancelled, or suspended; None if nobody did.
+
+    None also if the server does not say.
+    """
+    if flow_run.id is None:
+        return None
     try:
         async with get_client() as client:
             state = (await client.read_flow_run(UUID(str(flow_run.id)))).state
     except Exception:  # whatever it is, it must not hide how the flow ended
-        return False
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+        return None
+    if state is None or not (state.is_cancelling() or state.is_cancelled() or state.is_paused()):
+        return None
+    return state
+
+
+def leave_suspended(asked: State | None) -> None:
+    """Raises Pause if that is what was asked for: the flow run keeps this state until somebody resumes it."""
+    if asked is not None and asked.is_paused():
+        raise Pause(state=asked)

@@ -18,7 +18,13 @@ from prefect.states import Cancelled, Failed
 
 from flows.arguments import field_lines, run_in_terminal
 from flows.plain_errors import EXPECTED, log_plainly
-from flows.signals import cancelled_by_sigterm, cancelled_in_prefect, patient_with_ctrl_c
+from flows.signals import (
+    asked_to_end,
+    cancelled_by_sigterm,
+    leave_suspended,
+    patient_with_ctrl_c,
+    suspended_by_sigterm,
+)
 from tasks.secrets import load_secrets
 from tasks.sweep_board import SweepPage, headline
 from tasks.trial import PRUNED, train_trial
@@ -83,7 +89,7 @@ async def sweep(
     """
     log_plainly()
     log = get_run_logger()
-    with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning):
+    with cancelled_by_sigterm(), suspended_by_sigterm(), patient_with_ctrl_c(log.warning):
         try:
             if changes or fresh_name:
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
@@ -96,7 +102,8 @@ async def sweep(
         except EXPECTED as error:
             return Failed(message=str(error), data=error)
         except asyncio.CancelledError:
-            if not await cancelled_in_prefect():
+            leave_suspended(asked := await asked_to_end())
+            if asked is None:
                 raise
             return Cancelled(message=f"the sweep {run.name} was cancelled; started again it goes on")
 

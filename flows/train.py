@@ -14,10 +14,12 @@ from prefect.states import Cancelled, Failed
 from flows.arguments import train_from_terminal
 from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import (
+    asked_to_end,
     cancelled_by_sigterm,
-    cancelled_in_prefect,
     cancelled_without_worker,
+    leave_suspended,
     patient_with_ctrl_c,
+    suspended_by_sigterm,
 )
 from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
@@ -67,7 +69,12 @@ async def train(
     log_plainly()
     shorten_pauses()
     log = get_run_logger()
-    with cancelled_by_sigterm(), patient_with_ctrl_c(log.warning), Events(log) as events:
+    with (
+        cancelled_by_sigterm(),
+        suspended_by_sigterm(),
+        patient_with_ctrl_c(log.warning),
+        Events(log) as events,
+    ):
         try:
             if changes or fresh_name:
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
@@ -91,8 +98,12 @@ async def train(
             # The state's message is what the UI shows first: the sentence, and not how Prefect came by it.
             return Failed(message=str(error), data=error)
         except asyncio.CancelledError:
-            events.say(stopped("cancelled"))
-            if not await cancelled_in_prefect():
+            asked = await asked_to_end()
+            events.say(stopped("suspended" if asked is not None and asked.is_paused() else "cancelled"))
+            if asked is not None and asked.is_paused():
+                log.info("%s is suspended: it goes on when it is resumed", run.name)
+            leave_suspended(asked)
+            if asked is None:
                 raise
             return Cancelled(message=f"{run.name} was cancelled; started again it goes on")
 

@@ -7,18 +7,20 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Suspended
 
 from deployments.bench.worker_process import Worker
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import log_with
 from tests.scenarios.test_kill_matrix import LARGE
+from tests.trainers.gate import Gate
 from tpu.checkpoint import files
 from tpu.runs.config import RunConfig
 
@@ -192,3 +194,22 @@ async def cancelled_already(case: Case) -> None:
     state = await case.worker.ended(case.flow_run, CANCEL_S)
     assert state.is_cancelled(), state
     case.lab.assert_nothing_left()
+
+
+async def test_O4_suspended_in_the_ui_it_saves_and_resumed_it_goes_on(
+    worker: Worker, lab: Lab, tmp_path: Path
+):
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run("suspended", steps=40, every=20, variables=gate.variables, grace_seconds=1)
+    case = Case(lab, worker, run, await worker.submit(run))
+    await training(case)
+    async with get_client() as client:
+        await client.set_flow_run_state(case.flow_run, Suspended(timeout_seconds=3600))
+        await lab.until(lambda: not (lab.emulator.nodes() or lab.emulator.processes()), "nothing")
+        await lab.until(lambda: not list(worker.folder.rglob("record.json")), "a worker that is done with it")
+        assert (await worker.flow_run(case.flow_run)).state_name == "Suspended"
+        gate.open()
+        await client.resume_flow_run(case.flow_run)
+    assert (await worker.ended(case.flow_run)).is_completed()
+    assert lab.verdicts(run.name) == ["cancelled", "finished"]
+    lab.assert_as_undisturbed(run)

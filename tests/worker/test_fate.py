@@ -14,6 +14,7 @@ from prefect.states import (
     Pending,
     Running,
     Scheduled,
+    Suspended,
 )
 
 from tpu.worker.fate import (
@@ -33,6 +34,7 @@ from tpu.worker.fate import (
     may_begin,
     restarted,
     taken_for_dead,
+    to_end,
     unwanted,
 )
 
@@ -158,6 +160,19 @@ def test_only_a_cancellation_takes_the_right_to_live():
     assert [unwanted(state) for state in (None, Running(), Crashed(), Cancelling(), Cancelled())] == [
         False, False, False, True, True,
     ]  # fmt: skip
+
+
+def test_a_suspended_flow_run_saves_and_ends_and_others_go_on_with_it_when_it_is_resumed():
+    assert to_end(Suspended())
+    assert not to_end(Running())
+    suspended = [Scheduled(), Pending(), Running(), Suspended()]
+    assert act(Seen(alive=True, begun=begun(suspended), unwanted_s=0.0)) == "ask"
+    assert end(suspended, restarts=3) == "leave"
+    # Resumed while it still saved: whoever claims it next sees to it.
+    assert end([*suspended, Scheduled(name="Resuming")], restarts=3) == "again later"
+    assert may_begin([*suspended, Scheduled(name="Resuming"), Pending()], restarts=0)
+    # Nor is one that runs again taken for one that somebody cancelled.
+    assert not cancelled_unheard([*suspended, Running()])
 
 
 def test_a_start_that_the_workers_death_cut_short_is_made_again():

@@ -50,6 +50,11 @@ def unwanted(state: State | None) -> bool:
     return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
+def to_end(state: State | None) -> bool:
+    """Whether the processes of a flow run in this state are to save and end. Of a suspended one others may begin."""
+    return unwanted(state) or (state is not None and state.is_paused())
+
+
 def newest_start(history: Sequence[State]) -> Sequence[State]:
     """Of a flow run's states, the newest last, those since it was last scheduled."""
     scheduled = [place for place, state in enumerate(history) if state.type is StateType.SCHEDULED]
@@ -98,6 +103,8 @@ def end(
         return "again later"  # somebody has seen to it already, or does so now
     if state.is_cancelled() or state.is_completed() or state.is_failed() or state.name == GIVEN_UP:
         return "leave"
+    if state.is_paused():
+        return "leave"  # whoever resumes it schedules it
     asked_for = _since_asked_for(history)
     if any(one.is_cancelling() for one in asked_for):
         return "cancelled"  # also of one whose end was taken for a crash

@@ -44,6 +44,7 @@ from tpu.worker.fate import (
     end,
     may_begin,
     taken_for_dead,
+    to_end,
     unwanted,
 )
 from tpu.worker.flow_states import FlowStates
@@ -260,7 +261,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
             alive = child or key in await asyncio.to_thread(flow_processes)
             output.copy()
             history = await self._newer(flow_run, history)
-            if not (history and unwanted(history[-1])):
+            if not (history and to_end(history[-1])):
                 since, asked = None, False
             elif since is None:
                 since = time.monotonic()
@@ -273,7 +274,7 @@ class CloudTpuWorker(BaseWorker[CloudTpuConfiguration, Any, CloudTpuResult]):
                     asked = bool(await asyncio.to_thread(ask_flow, key))
                 case "kill":
                     if begun(history) and not history[-1].is_final():
-                        log.warning("the flow did not end when it was cancelled: its processes are killed")
+                        log.warning("the flow did not end when it was asked to: its processes are killed")
                     await asyncio.to_thread(end_processes, key, signal.SIGKILL)
                 case "say that it lives" if history[-1].id != answered:
                     answered = history[-1].id
