@@ -102,7 +102,7 @@ async def photograph(studio: Studio) -> None:
     await studio.take("deployments", "/deployments", "bytelm", 620)
     await studio.take("work-pool", "/work-pools/work-pool/tpu", "Base Job Configuration", 700)
     await studio.take("work-pool-form", "/work-pools/work-pool/tpu/edit", "Accelerator type", 4200)
-    await studio.take("run-form", form, "fresh_name", 4600)
+    await studio.take("run-form", form, "fresh_name", 3000)
     await studio.page.go(f"{studio.ui}{form}")
     await studio.page.click("Submit")
     await studio.page.until("!location.pathname.endsWith('/run')")

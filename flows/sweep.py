@@ -17,6 +17,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from flows.arguments import field_lines, run_in_terminal
+from flows.names import flow_run_name
 from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import (
     asked_to_end,
@@ -60,7 +61,7 @@ from tpu.sweeps.wishes import WishBox
 Log = logging.Logger | logging.LoggerAdapter[Any]
 
 
-@flow(name="sweep", flow_run_name="{run.name}")
+@flow(name="sweep", flow_run_name=flow_run_name)
 async def sweep(
     *,  # as the form asks for them
     fresh_name: bool = False,

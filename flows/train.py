@@ -12,6 +12,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Failed
 
 from flows.arguments import train_from_terminal
+from flows.names import flow_run_name, kept_name
 from flows.plain_errors import EXPECTED, log_plainly
 from flows.signals import (
     asked_to_end,
@@ -43,7 +44,7 @@ from tpu.unbroken import unbroken
 from tpu.worker.patience import shorten_pauses
 
 
-@flow(name="train", flow_run_name="{run.name}")
+@flow(name="train", flow_run_name=flow_run_name)
 async def train(
     *,  # as the form asks for them
     fresh_name: bool = False,
@@ -80,6 +81,8 @@ async def train(
                 values = start_values(run.model_dump(mode="json"), changes, fresh_name, str(flow_run.id))
                 run = parse_run_config(values)
             events.about(run.name)
+            if kept_name() is not None:
+                log.info("the run is called %s", run.name)
             for note in run.notes:
                 log.warning(note)
             async with cancelled_without_worker():
