@@ -80,6 +80,18 @@ class Page:
             same, last = (same + 1, last) if now == last else (0, now)
         return last
 
+    async def settled(self) -> None:
+        """Return once no field changes any more, or STILL_S later.
+
+        A form fills itself in bit by bit, and what is submitted before is dropped without a word.
+        """
+        values = "JSON.stringify([...document.querySelectorAll('input, textarea')].map(field => field.value))"
+        same, last, end = 0, None, time.monotonic() + STILL_S
+        while same < LOOKS and time.monotonic() < end:
+            await asyncio.sleep(LOOK_S)
+            now = await self.evaluate(values)
+            same, last = (same + 1, last) if now == last else (0, now)
+
     async def click(self, text: str) -> None:
         """Click the button of this text once it is there."""
         await self.until(

@@ -104,6 +104,8 @@ async def photograph(studio: Studio) -> None:
     await studio.take("work-pool-form", "/work-pools/work-pool/tpu/edit", "Accelerator type", 4200)
     await studio.take("run-form", form, "fresh_name", 3000)
     await studio.page.go(f"{studio.ui}{form}")
+    await studio.page.until("document.body?.innerText.includes('fresh_name')")
+    await studio.page.settled()
     await studio.page.click("Submit")
     await studio.page.until("!location.pathname.endsWith('/run')")
     flow_run = await newest(studio.client, deployment.id)

@@ -103,8 +103,10 @@ async def started_from_the_form(browser_folder: Path, **fields: str) -> UUID:
         before = {run.id for run in await client.read_flow_runs()}
         async with page(ui(f"deployments/deployment/{deployment.id}/run"), browser_folder) as form:
             await form.until("document.body?.innerText.includes('fresh_name')")
+            await form.settled()
             for label, value in fields.items():
                 await form.fill(label, value)
+            await form.settled()
             await form.click("Submit")
             await form.until("!location.pathname.endsWith('/run')")
         (mine,) = [
