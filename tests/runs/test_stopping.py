@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from tests.processes import killed_at_end
 from tests.runs.conftest import Track, until
 from tests.runs.terminal import relay_process
 from tpu.checkpoint import files
@@ -38,12 +39,8 @@ async def driver_process(track: Track, run: RunConfig) -> AsyncIterator[asyncio.
         sys.executable, "-c", DRIVER, run.model_dump_json(), str(track.folder),
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}, stdin=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
-    try:
+    async with killed_at_end(process):
         yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 def endless(track: Track, name: str) -> RunConfig:

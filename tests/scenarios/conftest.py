@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import shutil
@@ -32,6 +33,7 @@ from deployments.bench.worker_process import Worker
 from deployments.postgres import own_postgres
 from deployments.prefect_server import prefect_server, settings
 from flows.train import train
+from tests.processes import killed_at_end
 from tests.trainers.undisturbed import undisturbed
 from tpu.checkpoint import files
 from tpu.checkpoint.digest import run_digest
@@ -167,12 +169,15 @@ class Lab:
     emulator: Emulator
     environment: dict[str, str]
     warm: Callable[[], WarmStarts]
+    names: Path  # of the runs of this test session
+    file: str  # of the test
     read: dict[str, RunEvent] = field(default_factory=dict)  # events by where they are
 
     def numpy_run(
         self, name: str, *, steps: int = 60, every: int = 20, step_s: float = 0.02, **values: Any
     ) -> RunConfig:
         """A small NumPy training through the real contract."""
+        self.take_name(name)
         variables = {"NUMPY_STEP_SECONDS": str(step_s)} | values.pop("variables", {})
         return parse_run_config(
             {
@@ -186,6 +191,13 @@ class Lab:
             }
             | values
         )
+
+    def take_name(self, name: str) -> None:
+        """Test files run at once and share a Prefect server, where their runs are found by name."""
+        taken = self.names / name
+        with contextlib.suppress(FileExistsError), taken.open("x") as claim:
+            claim.write(self.file)
+        assert taken.read_text() == self.file, f"{taken.read_text()} has a run called {name} already"
 
     def directory(self, name: str) -> str:
         return run_directory(self.emulator.env["TPU_RELAY_BUCKET"], name)
@@ -207,13 +219,8 @@ class Lab:
         flow = await asyncio.to_thread(
             self.warm().start, [str(file)], Path.cwd(), folder / f"{run.name}.log", **os.environ
         )
-        process = FlowProcess(flow)
-        try:
+        async with killed_at_end(FlowProcess(flow)) as process:
             yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
     @contextlib.asynccontextmanager
     async def cold_process(
@@ -229,12 +236,8 @@ class Lab:
             env=os.environ | self.environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        try:
+        async with killed_at_end(process):
             yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
 
     async def preempt(self, run: RunConfig | None = None, **how: Any) -> str:
         """Preempt the one slice (of a run) that is ready, as Emulator.preempt does; returns its name."""
@@ -345,6 +348,7 @@ async def lab(
     emulator: Emulator,
     prefect_environment: dict[str, str],
     program_folder: Path,
+    shared_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[Lab]:
@@ -353,7 +357,10 @@ async def lab(
     for name, value in prefect_environment.items():
         monkeypatch.setenv(name, value)
     with temporary_settings({PREFECT_API_URL: prefect_environment["PREFECT_API_URL"]}):
-        made = Lab(emulator, prefect_environment, lambda: request.getfixturevalue("warm_flows"))
+        names = shared_folder / "run-names"
+        names.mkdir(exist_ok=True)
+        warm = functools.partial(request.getfixturevalue, "warm_flows")
+        made = Lab(emulator, prefect_environment, warm, names, request.path.name)
         yield made
         made.assert_nothing_left()
 

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.processes import killed_at_end
+
 EXIT_S = 60.0
 
 
@@ -47,12 +49,8 @@ async def started(
             sys.executable, "-m", "flows.train", *arguments, env=os.environ | (environment or {}),
             stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
-    try:
+    async with killed_at_end(process):
         yield Started(process, file)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
 async def said(folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> tuple[int, str]:

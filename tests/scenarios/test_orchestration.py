@@ -270,7 +270,7 @@ async def test_O7_a_secret_that_is_not_there_stops_the_run_before_anything_is_ma
 
 
 async def test_O8_the_users_exception_costs_the_failure_budget_and_then_the_run(lab: Lab):
-    run = lab.numpy_run("raises", variables={"NUMPY_FAIL": "exception@25"})
+    run = lab.numpy_run("excepts", variables={"NUMPY_FAIL": "exception@25"})
     with pytest.raises(
         AttemptEnded, match=r"failed on demand at step 25.*3 times user failure, and the budget"
     ):

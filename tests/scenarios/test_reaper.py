@@ -110,7 +110,7 @@ async def test_a_run_that_has_spent_its_max_cost_saves_cleans_up_and_says_how_to
 
 async def test_O5_two_triggers_of_one_run_are_one_run_and_a_refusal(lab: Lab, tmp_path: Path):
     gate = Gate(tmp_path / "gate", before=25)
-    run = lab.numpy_run("twice", steps=40, every=20, variables=gate.variables)
+    run = lab.numpy_run("locked", steps=40, every=20, variables=gate.variables)
     async with lab.training(run) as first:
         await lab.until_step(run.name, 20, first)
         with pytest.raises(Exception, match=r"driven by|alive") as refused:
