@@ -10,9 +10,9 @@ import json
 import shutil
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from websockets.asyncio.client import ClientConnection, connect
 
@@ -20,6 +20,19 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 WAIT_S = 60.0
 # A page is still when so many looks in a row, so far apart, show the same; some never are.
 LOOKS, LOOK_S, STILL_S = 4, 0.5, 10.0
+
+
+Seen = TypeVar("Seen")
+
+
+async def _still(look: Callable[[], Awaitable[Seen]]) -> Seen:
+    """What `look` sees once it has seen the same so many times, or STILL_S later."""
+    same, last, end = 0, await look(), time.monotonic() + STILL_S
+    while same < LOOKS and time.monotonic() < end:
+        await asyncio.sleep(LOOK_S)
+        now = await look()
+        same, last = (same + 1, last) if now == last else (0, now)
+    return last
 
 
 class Page:
@@ -73,12 +86,11 @@ class Page:
             deviceScaleFactor=1,
             mobile=False,
         )
-        same, last, end = 0, b"", time.monotonic() + STILL_S
-        while same < LOOKS and time.monotonic() < end:
-            await asyncio.sleep(LOOK_S)
-            now = base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
-            same, last = (same + 1, last) if now == last else (0, now)
-        return last
+
+        async def look() -> bytes:
+            return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
+
+        return await _still(look)
 
     async def settled(self) -> None:
         """Return once no field changes any more, or STILL_S later.
@@ -86,11 +98,7 @@ class Page:
         A form fills itself in bit by bit, and what is submitted before is dropped without a word.
         """
         values = "JSON.stringify([...document.querySelectorAll('input, textarea')].map(field => field.value))"
-        same, last, end = 0, None, time.monotonic() + STILL_S
-        while same < LOOKS and time.monotonic() < end:
-            await asyncio.sleep(LOOK_S)
-            now = await self.evaluate(values)
-            same, last = (same + 1, last) if now == last else (0, now)
+        await _still(lambda: self.evaluate(values))
 
     async def click(self, text: str) -> None:
         """Click the button of this text once it is there."""

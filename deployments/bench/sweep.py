@@ -16,11 +16,10 @@ import argparse
 import resource
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from deployments.bench.fleet import ON_DEMAND, PLACES, SPOT, play
-from deployments.bench.fleet_pool import Book, PoolController
+from deployments.bench.fleet_pool import PoolController
 from deployments.bench.lab import BenchFailed, machine, parser, say, tell
 from deployments.bench.sweep_fleet import MeteredBook, SimulatedSweep, figures_of
 from tpu.emulator.capacity import Limits
@@ -50,11 +49,7 @@ def fleet(steady: int, spots: int, trials: int, seed: int, trial_s: float = TRIA
             (steady + spots) * CHIPS, trial_s, SEGMENTS,
         )  # fmt: skip
         book = MeteredBook(simulation.clock, sweep.waits)
-
-        async def serve(book: Book, unfinished: Callable[[int], None]) -> None:
-            await sweep.serve(book, unfinished)
-
-        controller = PoolController(simulation, options, steady + spots, None, book, serve)
+        controller = PoolController(simulation, options, steady + spots, None, book, sweep.serve)
         found = await play(simulation, controller, sweep.runs, HOURS)
         told = figures_of(sweep, book)
         return (
