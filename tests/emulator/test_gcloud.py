@@ -93,6 +93,7 @@ def queued_story(run_gcloud: Gcloud, emulator: Emulator, track: str) -> None:
     run_gcloud(track, f"queued-resources delete {name}", "--force")
 
 
+@pytest.mark.slow  # gcloud starts ten times; in short form: test_rest.py
 def test_nodes_and_queued_resources_from_creation_to_deletion(run_gcloud: Gcloud, emulator: Emulator) -> None:
     with ThreadPoolExecutor() as pool:
         stories = [

@@ -84,6 +84,7 @@ def test_a_seed_s_history_comes_again_and_another_seed_s_is_another():
     assert {"boot", "down", "hang", "stockout", "capacity"} <= set(kinds), kinds
 
 
+@pytest.mark.slow  # a whole simulation twice
 def test_the_history_does_not_hang_on_the_order_of_sets():
     code = (
         "import hashlib; from tests.emulator.test_simulation import *; "
@@ -250,6 +251,7 @@ def test_two_thousand_slices_wait_in_line_for_two_hundred_places():
     )
 
 
+@pytest.mark.slow  # a whole simulation twice
 def test_python_s_shared_random_numbers_are_not_touched_and_do_not_matter():
     def after_a_day() -> tuple[object, float]:
         random.seed(5)

@@ -21,11 +21,16 @@ from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.schedules import RRuleSchedule
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.events.schemas.automations import Automation
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.types import DateTime
 
 from deployments.automations import PREFIX
 from deployments.bench.chaos.warm import Flow, WarmStarts, warm_starts
@@ -400,14 +405,23 @@ def worker(lab: Lab, worker_of_module: Worker) -> Iterator[Worker]:
     print(worker_of_module.log.read_text())
 
 
-async def until_fired(deployment: UUID, times: int = 1) -> list[UUID]:
-    """The flow runs that a deployment's schedule has made, once there are so many."""
+def soon_and_again(every_s: int) -> DeploymentScheduleCreate:
+    """A schedule from in 8 s on; it comes again, since a server that is busy then passes over what is past."""
+    begin = DateTime.now("UTC").add(seconds=8)
+    rule = f"DTSTART:{begin:%Y%m%dT%H%M%SZ}\nRRULE:FREQ=SECONDLY;INTERVAL={every_s}"
+    return DeploymentScheduleCreate(schedule=RRuleSchedule(rrule=rule), active=True)
+
+
+async def until_fired(deployment: UUID, times: int = 1) -> list[FlowRun]:
+    """The first flow runs that a deployment's schedule has made, once there are so many; oldest first."""
     where = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment]))
-    async with get_client() as client, asyncio.timeout(60):
+    async with get_client() as client, asyncio.timeout(2 * WAIT_S):
         while True:
-            found = await client.read_flow_runs(flow_run_filter=where)
+            found = await client.read_flow_runs(
+                flow_run_filter=where, sort=FlowRunSort.EXPECTED_START_TIME_ASC
+            )
             if len(found) >= times:
-                return [run.id for run in found]
+                return found[:times]
             await asyncio.sleep(0.2)
 
 

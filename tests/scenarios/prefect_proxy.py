@@ -1,4 +1,4 @@
-"""A way to the Prefect server that can be closed: it counts what passes, and answers 429 or 503 when it is told to."""
+"""A way to the Prefect server that can be closed: it counts what passes; closed, it answers 429, 503 or nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PrefectProxy:
 
     def __init__(self, target: str) -> None:
         self._target = target.removesuffix("/api")
-        self._busy: tuple[int, str | None] | None = None
+        self._busy: tuple[int | None, str | None] | None = None
         self._sockets: set[web.WebSocketResponse] = set()
         self._session: aiohttp.ClientSession
         self.api_url = ""
@@ -30,8 +30,11 @@ class PrefectProxy:
         self.log_lines, self.events = 0, 0
         self.since = time.monotonic()
 
-    async def close(self, status: int, retry_after: str | None = None) -> None:
-        """From now on everything is refused, and connections that stream are cut."""
+    async def close(self, status: int | None, retry_after: str | None = None) -> None:
+        """From now on everything is refused, and connections that stream are cut.
+
+        Without a `status` each connection breaks off, as those to a server that is down.
+        """
         self._busy = (status, retry_after)
         for socket in list(self._sockets):
             await socket.close()
@@ -55,6 +58,10 @@ class PrefectProxy:
         if self._busy is not None:
             self.refused[kind] += 1
             status, retry_after = self._busy
+            if status is None:
+                assert request.transport is not None
+                request.transport.abort()
+                return web.Response()
             return web.Response(status=status, headers={"Retry-After": retry_after} if retry_after else {})
         self.passed[kind] += 1
         if request.headers.get("Upgrade", "").lower() == "websocket":

@@ -101,6 +101,7 @@ def evaluators(hold: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow  # in short form: test_kill_each_step.py, saving
 async def test_O1_the_flow_is_killed_in_the_middle_of_a_save_and_started_again(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

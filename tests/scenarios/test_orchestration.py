@@ -205,6 +205,7 @@ async def test_O6_the_last_lines_before_an_exit_are_in_the_prefect_log(lab: Lab)
 FLOOD = "[print('flood', i) for i in range(300_000)]; print('the end', flush=True)"
 
 
+@pytest.mark.slow  # in short form: test_worker.py, O6
 async def test_a_program_that_prints_without_end_holds_nobody_up(lab: Lab):
     run = lab.numpy_run("flood", command=[sys.executable, "-c", FLOOD], contract=False, steps=1)
     async with asyncio.timeout(60):
@@ -226,6 +227,7 @@ runpy.run_module("tests.trainers.numpy_trainer", run_name="__main__")
 """
 
 
+@pytest.mark.slow  # in short form: test_worker.py
 async def test_O7_a_secret_is_seen_by_the_program_alone(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     from prefect.blocks.system import Secret
 
@@ -269,6 +271,7 @@ async def test_O7_a_secret_that_is_not_there_stops_the_run_before_anything_is_ma
     assert files.names(lab.directory("no-secret")) == []
 
 
+@pytest.mark.slow  # in short form: test_worker.py
 async def test_O8_the_users_exception_costs_the_failure_budget_and_then_the_run(lab: Lab):
     run = lab.numpy_run("excepts", variables={"NUMPY_FAIL": "exception@25"})
     with pytest.raises(

@@ -172,7 +172,7 @@ async def test_O1_a_killed_flows_lease_expires_and_who_takes_it_ends_its_gang_fi
 
 async def test_V10_busy_chips_of_a_pooled_slice_are_found_before_they_cost_a_failure(lab: Lab, pool: Pool):
     await pool.set(idle_minutes=5)
-    first, second = (lab.numpy_run(name, steps=10, every=10) for name in ("before", "after"))
+    first, second = (lab.numpy_run(name, steps=10, every=10) for name in ("fit", "after-unfit"))
     await lab.train(first)
     (lease,) = await pool.leases()
     await asyncio.to_thread(lab.emulator.busy_chips, lease.slice)

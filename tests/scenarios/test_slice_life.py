@@ -174,6 +174,7 @@ async def test_P10_a_flow_that_dies_while_it_waits_for_a_repair_is_followed_by_o
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow  # the two other tests of P10 are shorter
 async def test_P10_what_goes_on_after_maintenance_is_ended_before_the_next_gang_starts(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):

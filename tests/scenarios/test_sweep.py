@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.schedules import RRuleSchedule
 from prefect.flow_engine import run_flow_async
-from prefect.types import DateTime
 
 from flows.sweep import sweep
-from tests.scenarios.conftest import Lab, Pool, beside, until_fired
+from tests.scenarios.conftest import Lab, Pool, beside, soon_and_again, until_fired
 from tests.trainers.gate import Gate
 from tpu.checkpoint import objects
 from tpu.connection import Connection
@@ -114,26 +111,24 @@ async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial
 
 
 async def test_a_sweep_on_a_schedule_is_a_new_one_each_time_named_by_when_it_was_scheduled(lab: Lab):
-    begin = DateTime.now("UTC").add(seconds=8)
-    twice = RRuleSchedule(rrule=f"DTSTART:{begin:%Y%m%dT%H%M%SZ}\nRRULE:FREQ=SECONDLY;INTERVAL=3;COUNT=2")
     run = lab.numpy_run("nights", steps=10, every=10, slice={"chips": 1})
     values = {
         "run": run.model_dump(mode="json", exclude_unset=True),
         "search": {"parameters": {}, "seeds": [3]},
     }
-    schedule = DeploymentScheduleCreate(schedule=twice, active=True)
     async with get_client() as client:
         flow_id = await client.create_flow(sweep)
         deployment = await client.create_deployment(
-            flow_id, "nights", parameters=values, schedules=[schedule]
+            flow_id, "nights", parameters=values, schedules=[soon_and_again(every_s=3)]
         )
+        fired_runs = await until_fired(deployment, 2)
         # What a worker does, in this process.
-        for flow_run_id in await until_fired(deployment, 2):
-            fired = await client.read_flow_run(flow_run_id)
+        for fired in fired_runs:
             await run_flow_async(
                 sweep, flow_run=fired, parameters=sweep.validate_parameters(fired.parameters)
             )
-    names = [f"nights-{begin.add(seconds=3 * n):%y%m%d-%H%M%S}" for n in range(2)]
+        await client.pause_deployment(deployment)  # it would fire again and again
+    names = [f"nights-{fired.expected_start_time:%y%m%d-%H%M%S}" for fired in fired_runs]
     assert objects.folders(f"{lab.emulator.env['TPU_RELAY_BUCKET']}/sweeps") == names
     trials = [book(lab, name).trials() for name in names]
     assert [len(each) for each in trials] == [1, 1]

@@ -11,14 +11,13 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.schedules import RRuleSchedule
-from prefect.types import DateTime
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import FlowRun
 
 from deployments.bench.worker_process import Worker, is_completed
 from flows.reap import reap
 from flows.train import train
-from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab, until_fired
+from tests.scenarios.conftest import SECRET, SECRET_VARIABLE, Lab, soon_and_again, until_fired
 from tests.scenarios.prefect_record import artifacts, log_with
 from tests.trainers.gate import Gate
 from tpu.checkpoint import files
@@ -82,6 +81,7 @@ async def test_O1_killed_with_its_worker_before_it_began_it_is_started_again(wor
     lab.assert_as_undisturbed(run)
 
 
+@pytest.mark.slow  # in short form without a worker: test_reaper.py
 async def test_O5_one_deployment_triggered_three_times_is_never_one_mixed_run(
     worker: Worker, lab: Lab, tmp_path: Path
 ):
@@ -183,19 +183,20 @@ def read(path: Path) -> str:
 
 async def test_a_schedule_that_fires_trains_a_run_and_puts_the_project_in_order(worker: Worker, lab: Lab):
     run = lab.numpy_run("nightly", steps=20, every=10)
-    once = RRuleSchedule(
-        rrule=f"DTSTART:{DateTime.now('UTC').add(seconds=8):%Y%m%dT%H%M%SZ}\nRRULE:FREQ=DAILY;COUNT=1"
-    )
-    schedule = DeploymentScheduleCreate(schedule=once, active=True)
+    schedule = soon_and_again(every_s=2 * 60)
     values = {"run": run.model_dump(mode="json", exclude_unset=True), "fresh_name": True}
     deployments = [
         await worker.deploy_flow(f"{worker.pool}-nightly", train, values, [schedule]),
         await worker.deploy_flow(f"{worker.pool}-reap", reap, {}, [schedule]),
     ]
+    ended: list[FlowRun] = []
     for deployment in deployments:
         (fired,) = await until_fired(deployment)
-        assert is_completed(await worker.ended(fired))
-    name = (await worker.flow_run((await until_fired(deployments[0]))[0])).parameters["run"]["name"]
+        assert is_completed(await worker.ended(fired.id))
+        ended.append(await worker.flow_run(fired.id))
+        async with get_client() as client:
+            await client.pause_deployment(deployment)  # it would fire again
+    name = ended[0].parameters["run"]["name"]
     assert name.startswith("nightly-")
     assert {f"report-{name}", "reaper"} <= {artifact.key for artifact in await artifacts()}
     lab.assert_as_undisturbed(run.model_copy(update={"name": name}))

@@ -81,7 +81,7 @@ async def test_O9_a_busy_server_stops_neither_worker_nor_flow_and_nothing_is_los
     lab.assert_as_undisturbed(run)
 
 
-@pytest.mark.slow  # in short form without a worker: test_prefect_away.py
+@pytest.mark.slow  # in short form, with a server that cannot be reached: test_prefect_away.py
 async def test_O2_a_restarted_server_finds_the_worker_at_work_and_runs_as_they_are(
     lab: Lab, tmp_path: Path, program_folder: Path
 ):

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import random
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -108,7 +109,7 @@ def candidate_of(ready: ReadySlice) -> Candidate:
     return Candidate(ready.zone, request.accelerator_type, request.provisioning)
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(st.integers(0, 10**6))
 @example(1)  # a loser of a race boots for longer than its deletion is waited for
 def test_whatever_the_cloud_does_nothing_is_left_and_nothing_is_made_unwritten(seed: int):
@@ -208,6 +209,7 @@ def test_V1_twenty_runs_find_out_together_that_a_place_is_sold_out_and_when_it_i
     simulate(story, seed=2)
 
 
+@pytest.mark.slow  # as tests/emulator/test_simulation.py
 def test_two_simulations_of_a_seed_have_the_same_history():
     async def story(simulation: Simulation) -> list[str]:
         memory, luck = memory_of_process(simulation.clock), random.Random(5)

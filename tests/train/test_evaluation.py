@@ -52,6 +52,7 @@ def test_parameters_of_another_model_are_refused(regression):
         evaluate_arrays(configuration, fewer)
 
 
+@pytest.mark.slow  # a whole training; the icl one is in the short form
 def test_trained_bytes_need_fewer_bits_than_their_frequencies(tmp_path):
     text = tmp_path / "text"
     text.write_text("".join(f"{n} plus {n} is {n + n}. " for n in range(2000)))
