@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import SystemClock
 from tpu.cloud import CloudError
 from tpu.connection import Connection, ConnectionSettingsError
-from tpu.runs.code import resolve_code
+from tpu.runs.code import Bundle, resolve_code
 from tpu.runs.config import RunConfig, RunConfigError, parse_changes, parse_run_config
 from tpu.runs.controller import this_process
 from tpu.runs.opening import become_controller, sharing
@@ -44,18 +44,17 @@ from tpu.runs.tenure import StopRequested, Tenure
 from tpu.runs.trimming import delete_idle
 from tpu.slices.deletion import DeletionUnconfirmed
 from tpu.slices.lease_book import GcsLeaseBook, LeaseContended
-from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook, sweep_directory
-from tpu.sweeps.carrier import Carrier, Crew
+from tpu.sweeps.carrier import Carrier, Carries, Crew
 from tpu.sweeps.config import Search, SweepError, check_sweep, load_sweep, places_of
-from tpu.sweeps.course import Course
 from tpu.sweeps.outcome import Outcome, read_outcome
 from tpu.sweeps.outcome import State as Ended
+from tpu.sweeps.pack_carrier import PackCarrier
 from tpu.sweeps.pruner import for_trials
 from tpu.sweeps.pruning import Judge
-from tpu.sweeps.queue import Queue
+from tpu.sweeps.queue import Queue, Running
 from tpu.sweeps.search import Searcher, storage_url
-from tpu.sweeps.trial import NAME_LENGTH, Trial, trial_run
+from tpu.sweeps.trial import NAME_LENGTH, Trial
 from tpu.sweeps.wishes import WishBox
 
 Log = logging.Logger | logging.LoggerAdapter[Any]
@@ -158,15 +157,20 @@ async def sweep_to_the_end(
                 connection, owner, await load_secrets(run.secrets), shared, clock, Path.cwd(), log.info
             )
 
-            async def train(
-                trial: Trial, live: Live, course: Course, hands_on: Callable[[], bool]
-            ) -> Outcome:
+            def train(
+                batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
+            ) -> Sequence[Coroutine[Any, Any, Outcome]]:
                 priority = run.priority if queue.priority is None else queue.priority
                 config = base.model_copy(update={"priority": priority})
-                if newer and trial.number in queue.again:
-                    with suppress(RunNotFound):  # it failed before there was one
-                        await asyncio.to_thread(renew_code, run_directory(connection.bucket, trial.run), code)
-                return await train_one(config, search, crew, trial, live, course, hands_on)
+                renewed = code if newer and any(one.trial.number in queue.again for one in batch) else None
+                if pack:
+                    together = PackCarrier(config, search.metric.name, batch, pack, hands_on, crew, renewed)
+                    return [train_one(one.trial, one, search, crew, renewed) for one in together.trials]
+                alone = [Carrier(config, search.metric.name, one, hands_on, crew) for one in batch]
+                return [
+                    train_one(one.trial, carrier, search, crew, renewed)
+                    for one, carrier in zip(batch, alone, strict=True)
+                ]
 
             async def places() -> int:
                 await tenure.still_wanted()
@@ -185,28 +189,26 @@ async def sweep_to_the_end(
 
 
 async def places_now(run: RunConfig, search: Search, pools: GcsLeaseBook) -> int:
-    """How many trials may train now: as many as the slices of the pool have places for, one slice without a limit."""
+    """How many trials, or packs of them, may train now: as many as the slices of the pool have places for, one slice
+    without a limit."""
     slices = (await pools.settings(run.pool)).max_slices
-    if search.at_once is not None and slices is None:
-        return search.at_once
+    at_once = None if search.at_once is None else max(1, search.at_once // (search.pack or 1))
+    if at_once is not None and slices is None:
+        return at_once
     places = max(1, slices or 1) * places_of(run)
-    return places if search.at_once is None else min(places, search.at_once)
+    return places if at_once is None else min(places, at_once)
 
 
 async def train_one(
-    base: RunConfig,
-    search: Search,
-    crew: Crew,
-    trial: Trial,
-    live: Live,
-    course: Course,
-    hands_on: Callable[[], bool],
+    trial: Trial, carrier: Carries, search: Search, crew: Crew, newer: Bundle | None
 ) -> Outcome:
-    """Train one trial, and say what became of it: its failure is its own."""
+    """Train one trial, with newer code if there is, and say what became of it: its failure is its own."""
     ended: Ended = "failed"
+    run_dir = run_directory(crew.connection.bucket, trial.run)
     try:
-        config = trial_run(base, trial.parameters, trial.seed)
-        carrier = Carrier(config, search.metric.name, live, course, hands_on, crew)
+        if newer is not None:
+            with suppress(RunNotFound):  # it failed before there was one
+                await asyncio.to_thread(renew_code, run_dir, newer)
         # Prefect's annotation of return_state forgets that it is awaited.
         training: Any = train_trial(f"trial {trial.number}: {trial.run}", carrier, return_state=True)
         state: State[Any] = await training
@@ -219,7 +221,6 @@ async def train_one(
             await state.aresult()
     except Exception as error:  # whatever it is, the other trials go on
         reason = str(error) or type(error).__name__
-    run_dir = run_directory(crew.connection.bucket, trial.run)
     return await asyncio.to_thread(read_outcome, run_dir, search.metric, ended, reason, crew.clock.time())
 
 
@@ -256,7 +257,9 @@ def describe(run: RunConfig, search: Search, notes: tuple[str, ...]) -> str:
     if search.seeds:
         lines.append(f"seeds      {', '.join(map(str, search.seeds))}")
     kind = run.slice.choices[0]
-    lines.append(f"slices     {kind}, with room for {places_of(run)} trial(s) each, of the pool {run.pool}")
+    room = places_of(run) * (search.pack or 1)
+    packed = "" if search.pack is None else f" ({search.pack} in one program on a chip)"
+    lines.append(f"slices     {kind}, with room for {room} trial(s) each{packed}, of the pool {run.pool}")
     lines += [f"note       {note}" for note in notes]
     return "\n".join([*lines, "nothing was made (dry run)"])
 

@@ -8,7 +8,7 @@ driver its real time (opening a run, SSH, the start of a process) is in `Work.st
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
@@ -24,13 +24,12 @@ from tpu.slices.candidate import Candidate
 from tpu.slices.lease import Lease, LeaseRefused, LeaseState
 from tpu.slices.lease_book import Kept
 from tpu.slices.pool import Take, Wanted
-from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook
 from tpu.sweeps.config import Search
 from tpu.sweeps.course import Course
 from tpu.sweeps.outcome import Outcome
 from tpu.sweeps.pruning import Judge
-from tpu.sweeps.queue import Queue
+from tpu.sweeps.queue import Queue, Running
 from tpu.sweeps.search import Searcher
 from tpu.sweeps.trial import Trial
 from tpu.sweeps.wishes import WishBox, Wishes
@@ -158,10 +157,10 @@ class SimulatedSweep:
             )
             self._queue = queue
 
-            async def train(
-                trial: Trial, live: Live, course: Course, hands_on: Callable[[], bool]
-            ) -> Outcome:
-                return await self._train(book, trial, course, hands_on)
+            def train(
+                batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
+            ) -> Sequence[Coroutine[Any, Any, Outcome]]:
+                return [self._train(book, one.trial, one.course, hands_on) for one in batch]
 
             async def places() -> int:
                 unfinished(self.search.runs - len(queue.board.ended))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from tpu.cloud import CloudError
 from tpu.runs.driver import AttemptEnded, RunDriver
 from tpu.runs.evaluation import evaluate_checkpoint
@@ -27,16 +29,25 @@ async def carry(driver: RunDriver) -> None:
 
 async def _reached(driver: RunDriver, stop: int) -> bool:
     """Whether `stop` was reached; False if the attempt has ended before and another one may follow."""
+    if driver.attempt is None and await driver.committed(stop):
+        return True
+    return await attempt(driver, lambda: driver.wait_for_commit(stop))
+
+
+async def attempt(driver: RunDriver, wait: Callable[[], Awaitable[None]]) -> bool:
+    """Start a gang unless one trains, and `wait`; False if it has come to nothing and another attempt may follow.
+
+    Raises:
+        As `carry`.
+    """
     try:
         if driver.attempt is None:
-            if await driver.committed(stop):
-                return True
             await driver.back_off()
             async with driver.preparing():
                 await driver.provision()
                 await driver.sync()
                 await driver.start_attempt()
-        await driver.wait_for_commit(stop)
+        await wait()
     except AttemptEnded as error:
         if not error.retry:
             raise

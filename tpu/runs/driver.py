@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from tpu.checkpoint.fence import Commit, Fence, close_attempt, load_fence, open_attempt, update_fence
@@ -19,10 +19,12 @@ from tpu.runs import launch
 from tpu.runs.blaming import avoided, weigh
 from tpu.runs.charges import charged
 from tpu.runs.context import RunContext
-from tpu.runs.event_log import given_up, in_repair, undeleted
+from tpu.runs.event_log import RunEvent, given_up, in_repair, undeleted
 from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
+from tpu.runs.lanes import Ending, Lanes, resumed_at
 from tpu.runs.overview import reached
+from tpu.runs.record import RunRecord
 from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.sync import Installed, SyncError
 from tpu.runs.trouble import CLOUD_WORD_S, SliceLost, condition_after_trouble, unless_lost
@@ -59,11 +61,32 @@ class AttemptEnded(RuntimeError):
         self.exhausted = exhausted
 
 
+def attempt_ended(record: RunRecord, events: Sequence[RunEvent], verdict: Verdict) -> AttemptEnded:
+    """What follows from the verdict on a run's last attempt: another one, if its budgets allow that."""
+    kinds = charged(record, events)
+    budget = record.config.budget
+    answer = allows(Budgets(budget.preemption, budget.infrastructure, budget.user_failure), kinds)
+    if verdict.kind is VerdictKind.CANCELLED or verdict.final:
+        return AttemptEnded(verdict, False, f"{verdict.kind.value}: {verdict.reason}")
+    if isinstance(answer, Exhausted):
+        told = f"{verdict.kind.value}: {verdict.reason} ({answer.reason})"
+        return AttemptEnded(verdict, False, told, exhausted=verdict.kind is not VerdictKind.FINISHED)
+    return AttemptEnded(verdict, True, f"{verdict.kind.value}: {verdict.reason}")
+
+
 class RunDriver:
-    """Acts for one run while its controller holds the right to."""
+    """Acts for one run while its controller holds the right to.
+
+    That of a pack has the `lanes` of the runs that it trains: their attempts begin and end with its own.
+    """
 
     def __init__(
-        self, run: RunContext, slices: SliceHolder, secrets: dict[str, str], listener: Listener
+        self,
+        run: RunContext,
+        slices: SliceHolder,
+        secrets: dict[str, str],
+        listener: Listener,
+        lanes: Lanes | None = None,
     ) -> None:
         self.record = run.record
         self.run_dir = run.run_dir
@@ -73,6 +96,7 @@ class RunDriver:
         self._slices = slices
         self._secrets = secrets
         self._listener = listener
+        self._lanes = lanes
         self._watch: GangWatch | None = None
         self._spec: GangSpec | None = None
         self._attempt_task: asyncio.Task[Verdict] | None = None
@@ -176,6 +200,7 @@ class RunDriver:
         # Of a foreign command neither steps nor checkpoints are known.
         start = f" from step {newest.step if newest else 0}" if self.record.config.commits else ""
         self.report(f"attempt {number} starts on {self._slices.slice.name}{start}")
+        members = await self._lanes.open(self._slices.slice.name) if self._lanes is not None else ()
         spec = launch.gang_spec(
             self.record,
             self.run_dir,
@@ -185,6 +210,7 @@ class RunDriver:
             tenant,
             self._slices.installed,
             self._secrets,
+            members,
         )
         self._follow(spec, newest)
         return number
@@ -239,12 +265,8 @@ class RunDriver:
         assert self._attempt_task is not None
         assert self._watch is not None
         last = step == self.record.config.steps
-        watched = {self._attempt_task} | (
-            {self._run.tenure.interruption} if self._run.tenure.interruption else set()
-        )
         while last or self._watch.view.committed < step:
-            await asyncio.wait(watched, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-            await self._run.tenure.still_wanted()
+            await self._look_after_attempt()
             if self._attempt_task.done():
                 verdict = self._attempt_task.result()
                 self._attempt_task = self._spec = None
@@ -252,16 +274,32 @@ class RunDriver:
                     return
                 raise self._ended(verdict)
 
+    async def wait_for_end(self) -> None:
+        """Wait until the gang of a pack has ended well: then each of its runs has, somehow.
+
+        Raises:
+            AttemptEnded: it ended otherwise.
+            tpu.runs.controller.ControllerLost: another process drives the pack now.
+        """
+        assert self._attempt_task is not None
+        while not self._attempt_task.done():
+            await self._look_after_attempt()
+        verdict = self._attempt_task.result()
+        self._attempt_task = self._spec = None
+        if verdict.kind is not VerdictKind.FINISHED:
+            raise self._ended(verdict)
+
+    async def _look_after_attempt(self) -> None:
+        """Wait for a moment, but no longer than the gang lives and the run is wanted and ours."""
+        assert self._attempt_task is not None
+        watched = {self._attempt_task} | (
+            {self._run.tenure.interruption} if self._run.tenure.interruption else set()
+        )
+        await asyncio.wait(watched, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        await self._run.tenure.still_wanted()
+
     def _ended(self, verdict: Verdict) -> AttemptEnded:
-        kinds = charged(self.record, self.log.events)
-        budget = self.record.config.budget
-        answer = allows(Budgets(budget.preemption, budget.infrastructure, budget.user_failure), kinds)
-        if verdict.kind is VerdictKind.CANCELLED or verdict.final:
-            return AttemptEnded(verdict, False, f"{verdict.kind.value}: {verdict.reason}")
-        if isinstance(answer, Exhausted):
-            told = f"{verdict.kind.value}: {verdict.reason} ({answer.reason})"
-            return AttemptEnded(verdict, False, told, exhausted=verdict.kind is not VerdictKind.FINISHED)
-        return AttemptEnded(verdict, True, f"{verdict.kind.value}: {verdict.reason}")
+        return attempt_ended(self.record, self.log.events, verdict)
 
     def set_priority(self, priority: int) -> None:
         """The run's priority in its pool from now on, also of what it holds already."""
@@ -302,9 +340,15 @@ class RunDriver:
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
         give_up = not verdict.slice_recovers and not (gone and verdict.slice_usable)
+        if (
+            self._lanes is not None
+        ):  # before its own end is noted: who takes it up after that looks at none of them
+            await self._lanes.close(
+                Ending(verdict, name, ended, evicted=view.evicted is not None, slice_given_up=give_up), view
+            )
         fence = await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
         last = fence.closed.get(spec.attempt)
-        reached = last.step if last else _resumed_at(fence, spec.attempt)
+        reached = last.step if last else resumed_at(fence, spec.attempt)
         await self.log.note(
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
@@ -385,6 +429,14 @@ class RunDriver:
         if self._slices.slice is None or self._slices.slice.name != running["slice"]:
             # Its slice is gone, and so is every process of it.
             await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
+            if (
+                pack := running.get("pack")
+            ) is not None:  # the gang is the pack's, which was looked after before
+                why = f"its pack {pack} does not train it any more"
+                await self._note_attempt_without_gang(
+                    number, running["slice"], VerdictKind.CANCELLED, why, False, had_slice=False
+                )
+                return
             why = self._slices.why_lost(running["slice"]) or "its slice was lost while nobody watched"
             await self._note_attempt_without_gang(number, running["slice"], VerdictKind.PREEMPTED, why, True)
             return
@@ -418,8 +470,18 @@ class RunDriver:
             await self._slices.delete(name, view.reason if lost else reason)
 
     async def _note_attempt_without_gang(
-        self, number: int | None, name: str, kind: VerdictKind, reason: str, give_up: bool
+        self,
+        number: int | None,
+        name: str,
+        kind: VerdictKind,
+        reason: str,
+        give_up: bool,
+        had_slice: bool = True,
     ) -> None:
+        if self._lanes is not None and number is not None:
+            evicted = self._slices.why_lost(name) is not None
+            end = Ending(Verdict(kind, reason), name, self._run.clock.time(), evicted, give_up)
+            await self._lanes.close(end, None)
         last: Commit | None = (await self.fence()).closed.get(number) if number is not None else None
         await self.log.note(
             "attempt-ended", attempt=number, slice=name, verdict=kind.value, reason=reason, evidence=[],
@@ -427,7 +489,7 @@ class RunDriver:
             steps=self.record.config.steps, waste_from=None, evicted=self._slices.why_lost(name) is not None,
             slice_given_up=give_up,
         )  # fmt: skip
-        if number is not None:
+        if number is not None and had_slice:
             await self._slices.note_egress(number)
 
     async def stop(self, why: str, save: bool = True) -> None:
@@ -481,8 +543,3 @@ class RunDriver:
                     f"stopped: {why}",
                     True,
                 )
-
-
-def _resumed_at(fence: Fence, attempt: int) -> int:
-    """Step of the newest commit that an attempt could start from."""
-    return max((c.step for c in fence.commits if c.attempt < attempt), default=0)

@@ -6,6 +6,7 @@ import io
 import json
 import posixpath
 import tarfile
+from collections.abc import Sequence
 
 from tpu.checkpoint.fence import Commit
 from tpu.connection import Connection
@@ -25,8 +26,10 @@ from tpu.slices.provision import ReadySlice
 from tpu.slices.request import SliceRequest
 from tpu.slices.verdict import Evidence, HostEvidence
 from tpu.topology import accelerator_type
+from tpu.train.packs import Member
 
 TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"], "xla": ["-m", "tpu.train.xla_trainer"]}
+PACK_TRAINER = ["-m", "tpu.train.pack_trainer"]
 # torch_xla would take the host's processor, and say so in a warning only, where it finds no chips.
 FRAMEWORK_VARIABLES = {"jax": {}, "xla": {"PJRT_DEVICE": "TPU"}}
 # The host's own PYTHONPATH and PATH stay behind ours: an image may need them.
@@ -117,11 +120,15 @@ def gang_spec(
     tenant: Tenant,
     installed: Installed,
     secrets: dict[str, str],
+    members: Sequence[Member] = (),
 ) -> GangSpec:
-    """What every host of the slice is to run for this attempt, on the chips that the run holds."""
+    """What every host of the slice is to run for this attempt, on the chips that the run holds.
+
+    `members` are those of a pack, as its program is told of them.
+    """
     config = record.config
     kind = accelerator_type(ready.request.accelerator_type)
-    program = _program(config, installed)
+    program = _program(record, installed)
     common = (
         FRAMEWORK_VARIABLES[config.framework]
         | config.variables
@@ -153,6 +160,8 @@ def gang_spec(
     training = (
         config.training.model_dump(mode="json") | {"data_sha256": record.data_sha256}
         if config.training
+        else {"members": [member.to_values() for member in members]}
+        if members
         else {}
     )
     return GangSpec(
@@ -169,7 +178,10 @@ def gang_spec(
     )
 
 
-def _program(config: RunConfig, installed: Installed) -> list[str]:
+def _program(record: RunRecord, installed: Installed) -> list[str]:
+    config = record.config
+    if record.members:
+        return [installed.python, *PACK_TRAINER]
     if config.command is None:
         return [installed.python, *TRAINERS[config.framework]]
     if config.contract:

@@ -24,6 +24,8 @@ _CHIP_US_AN_HOUR = 3600 * _MICROSECONDS
 class Holding:
     """`chips` of a slice with `of` chips, held from `start` to `end` (microseconds since 1970).
 
+    For a run of a pack `of` is that many times as many as there are runs that share the chips.
+
     `price_an_hour` is that of the whole slice in US dollars, None if nobody set it. `open` is True if the run holds it
     still.
     """
@@ -123,6 +125,12 @@ def holdings(events: Sequence[RunEvent], until: float) -> tuple[Holding, ...]:
                 since.setdefault(name, event.time)
             case "slice-deleted" | "slice-released" if name in since:
                 found.append(_holding(wanted[name], since.pop(name), event.time, open=False))
+            case "share":  # of what a pack holds: see tpu.runs.shares
+                at = event.detail["at"]
+                if name in since:
+                    found.append(_holding(wanted[name], since.pop(name), at, open=False))
+                if event.detail["shared_by"]:
+                    wanted[name], since[name] = event.detail, at
     found += [_holding(wanted[name], start, until, open=True) for name, start in since.items()]
     return tuple(sorted(found, key=lambda one: one.start))
 
@@ -136,7 +144,7 @@ def _holding(detail: Mapping[str, Any], start: float, end: float, *, open: bool)
         start=_us(start),
         end=max(_us(start), _us(end)),  # a clock that was set back costs nothing
         chips=kind.chips if held is None else len(held),
-        of=kind.chips,
+        of=kind.chips * detail.get("shared_by", 1),
         price_an_hour=candidate.price_an_hour,
         open=open,
     )

@@ -42,7 +42,12 @@ def read_log(
     _check_host(run_dir, run, host)
     parts = log_parts(run_dir, number, host)
     if not parts:
-        started = next((e.time for e in load_events(run_dir) if _starts(e, number)), float("-inf"))
+        start = next((e for e in load_events(run_dir) if _starts(e, number)), None)
+        if start is not None and (pack := start.detail.get("pack")) is not None:
+            raise NoLog(
+                f"attempt {number} of {run} trained in a pack, whose program has one log: relay logs {pack}"
+            )
+        started = start.time if start is not None else float("-inf")
         if not _ended(run_dir, number) and (age_s := now() - started) < FIRST_PART_S:
             raise NoLog(
                 f"attempt {number} of {run} began {max(age_s, 0):.0f} s ago, and hosts bring their logs every "

@@ -32,6 +32,7 @@ from tpu.runs.controller import (
 from tpu.runs.cost_limit import hold_max_cost
 from tpu.runs.driver import RunDriver
 from tpu.runs.event_log import EventLog, RunEvent
+from tpu.runs.lanes import Lane, Lanes
 from tpu.runs.launch import requirements_text, run_wanted
 from tpu.runs.long_wait import note_long_waits
 from tpu.runs.membership import Membership
@@ -94,11 +95,12 @@ async def open_run(
     clock: Clock | None = None,
     shared: Shared | None = None,
     told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
+    lanes: Lanes | None = None,
 ) -> AsyncIterator[RunDriver]:
     """The driver of a run; let it `take_up` first what an earlier one left.
 
     What is not `shared` with other runs of this process it has for itself. `told` gets the run's history after each
-    new event, as EventLog says.
+    new event, as EventLog says. With `lanes` it is a pack, which trains their runs.
 
     Raises:
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration that has begun.
@@ -112,8 +114,9 @@ async def open_run(
     connection = connection or Connection.from_environment()
     clock = clock or SystemClock()
     run_dir = run_directory(connection.bucket, config.name)
+    members = lanes.names if lanes is not None else ()
     record, code = await asyncio.to_thread(
-        _record, config, run_dir, connection, folder or Path.cwd(), clock.time()
+        _record, config, run_dir, connection, folder or Path.cwd(), clock.time(), members
     )
     async with _driving(
         record,
@@ -129,8 +132,43 @@ async def open_run(
         shared,
         told,
         spends=True,
+        lanes=lanes,
     ) as driver:
         yield driver
+
+
+@contextlib.asynccontextmanager
+async def open_lane(
+    config: RunConfig,
+    owner: Owner,
+    *,
+    report: Callable[[str], None],
+    connection: Connection,
+    folder: Path,
+    clock: Clock,
+) -> AsyncIterator[Lane]:
+    """A run that a pack is to train: its record, and the right to act for it, without a slice or a gang of its own.
+
+    Raises:
+        As open_run.
+    """
+    run_dir = run_directory(connection.bucket, config.name)
+    record, code = await asyncio.to_thread(_record, config, run_dir, connection, folder, clock.time())
+    controller = await become_controller(run_dir, owner, False, clock, report)
+    record, _ = await asyncio.to_thread(_corrected, run_dir, record, code, report)
+    log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
+    lane = Lane(record, run_dir, log, Tenure(controller, run_dir, clock, report))
+    lane.recall(await asyncio.to_thread(load_fence, run_dir))
+    await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
+    lane.tenure.start()
+    spending = asyncio.create_task(hold_max_cost(record.config, log, lane.tenure, clock))
+    try:
+        yield lane
+    finally:
+        spending.cancel()
+        await asyncio.gather(spending, return_exceptions=True)
+        with contextlib.suppress(ControllerLost):
+            await lane.tenure.leave()
 
 
 @contextlib.asynccontextmanager
@@ -186,6 +224,7 @@ async def _driving(
     told: Callable[[Sequence[RunEvent]], None],
     *,
     spends: bool,
+    lanes: Lanes | None = None,
 ) -> AsyncIterator[RunDriver]:
     """A driver that holds the right to act, and gives it back at the end. One that `spends` is held to max_cost."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
@@ -214,7 +253,7 @@ async def _driving(
             clock,
             report,
         )
-        driver = RunDriver(run, SliceHolder(run), secrets, listener)
+        driver = RunDriver(run, SliceHolder(run), secrets, listener, lanes)
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
         member.start()
@@ -239,7 +278,12 @@ async def keep_idle(book: GcsLeaseBook, pool: str, minutes: float) -> None:
 
 
 def _record(
-    config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
+    config: RunConfig,
+    run_dir: str,
+    connection: Connection,
+    folder: Path,
+    now: float,
+    members: tuple[str, ...] = (),
 ) -> tuple[RunRecord, Bundle]:
     """The run's record, and the code it was created with: a run that is taken up keeps its code.
 
@@ -249,14 +293,15 @@ def _record(
     try:
         existing = load_record(run_dir)
     except RunNotFound:
-        record, _ = _new_record(config, run_dir, connection, folder, now)
+        record, _ = _new_record(config, run_dir, connection, folder, now, members)
         record = create_or_take_up(run_dir, record)
         return record, _recorded_code(run_dir, record)
     fence = load_fence(run_dir)
-    same = (existing.config, existing.data_sha256) == (config, data_hash(config))
+    found = (existing.config, existing.data_sha256, existing.members)
+    same = found == (config, data_hash(config), members)
     if not same and never_began(existing, fence):
-        return _new_record(config, run_dir, connection, folder, now)
-    check_same(existing, RunRecord(config, data_hash(config), existing.code, now))
+        return _new_record(config, run_dir, connection, folder, now, members)
+    check_same(existing, RunRecord(config, data_hash(config), existing.code, now, members=members))
     if existing.parent is not None and not fence.commits:
         parent = f"{existing.parent['run']}@{existing.parent['step']}"
         raise ForkUnfinished(
@@ -267,7 +312,12 @@ def _record(
 
 
 def _new_record(
-    config: RunConfig, run_dir: str, connection: Connection, folder: Path, now: float
+    config: RunConfig,
+    run_dir: str,
+    connection: Connection,
+    folder: Path,
+    now: float,
+    members: tuple[str, ...],
 ) -> tuple[RunRecord, Bundle]:
     """A record that is not written yet, and its code, which is: whoever finds a record finds its code."""
     check_usable(connection.bucket, config.pool)
@@ -275,7 +325,7 @@ def _new_record(
     requirements_text(config, bundle)  # refused here, before anything is made
     code = {"source": bundle.source, "sha256": bundle.sha256}
     files.write(code_url(run_dir, code), bundle.data)
-    return RunRecord(config, data_hash(config), code, now), bundle
+    return RunRecord(config, data_hash(config), code, now, members=members), bundle
 
 
 def _corrected(

@@ -39,6 +39,7 @@ class RunRecord:
 
     `code` names the program's source and its content hash. `parent` is None, or what the run was forked from: `run`,
     `step`, and `hash`, that of the parent's configuration. `extensions` lists (from_steps, to_steps) in order.
+    `members` are the runs that a pack trains in its one program, by lane; a run that is no pack has none.
     """
 
     config: RunConfig
@@ -47,6 +48,7 @@ class RunRecord:
     created: float
     parent: dict[str, Any] | None = None
     extensions: tuple[tuple[int, int], ...] = ()
+    members: tuple[str, ...] = ()
 
     @property
     def hash(self) -> str:
@@ -54,6 +56,8 @@ class RunRecord:
         numbers = self.config.numbers(self.data_sha256)
         if self.parent is not None:
             numbers["forked_from"] = {"hash": self.parent["hash"], "step": self.parent["step"]}
+        if self.members:
+            numbers["members"] = self.members
         return configuration_hash(numbers)
 
     @property
@@ -93,6 +97,7 @@ class RunRecord:
                 "code": self.code,
                 "parent": self.parent,
                 "extensions": [list(pair) for pair in self.extensions],
+                "members": list(self.members),
             },
             indent=1,
         ).encode()
@@ -108,6 +113,7 @@ class RunRecord:
                 created=values["created"],
                 parent=values["parent"],
                 extensions=tuple((a, b) for a, b in values["extensions"]),
+                members=tuple(values.get("members", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedRecord(f"run.json cannot be understood ({error!r}): {data[:200]!r}") from error
@@ -184,6 +190,11 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
         raise RunNameTaken(
             f"the run {name} exists with another configuration; nothing was changed. Choose another name, or fork it.\n"
             + "\n".join(f"  {line}" for line in changed)
+        )
+    if existing.members != wanted.members:
+        trains = f"trains {', '.join(existing.members)} together" if existing.members else "is no pack"
+        raise RunNameTaken(
+            f"the run {name} {trains}; nothing was changed. Packs are started by their sweep alone"
         )
     if existing.config.steps != wanted.config.steps:
         longer = wanted.config.steps > existing.config.steps

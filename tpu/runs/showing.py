@@ -107,6 +107,8 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "slice", ", else ".join(map(str, config.slice.choices))
     yield "configuration", f"sha256 {record.hash[:16]}…"
     yield "code", f"{record.code['source']}, sha256 {record.code['sha256'][:16]}…"
+    if record.members:
+        yield "trains", f"{', '.join(record.members)} (a run each) in one program"
     if record.parent:
         yield "forked from", f"{record.parent['run']} at step {record.parent['step']}"
     for before, after in record.extensions:
@@ -151,6 +153,8 @@ def _event(event: RunEvent, commits: bool) -> str:
         case "attempt-started":
             begin = f" from step {detail['resume'] or 0}" if commits else ""
             told = f"attempt {detail['attempt']} starts{begin} on {detail['slice']}"
+            if "pack" in detail:
+                told += f", in lane {detail['lane']} of {detail['pack']}"
         case "attempt-ended":
             name = f"attempt {detail['attempt']}" if detail["attempt"] is not None else "preparation"
             last = detail["last_commit"]

@@ -89,7 +89,10 @@ class HostView:
 
 @dataclass
 class GangView:
-    """What is known of a gang. Times are seconds since 1970 on the clock of the flow's machine."""
+    """What is known of a gang. Times are seconds since 1970 on the clock of the flow's machine.
+
+    `members` has what is known of each run of a pack; they have no hosts of their own.
+    """
 
     hosts: list[HostView]
     step: int = 0
@@ -104,6 +107,7 @@ class GangView:
     life_over: str | None = None
     evicted: str | None = None
     cloud: LifeView | None = None
+    members: dict[str, GangView] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -289,8 +293,11 @@ class GangWatch:
 
     def _note(self, host: HostView, record: dict[str, Any]) -> None:
         """Keep what the verdict, the progress and the report need. Only process 0 tells of the run as a whole."""
+        view = self.view
+        if (member := record.get("member")) is not None:
+            view = view.members.setdefault(member, GangView([]))
         if record["event"] == "diverged":  # on any host: a bad state may be in one host's part alone
-            self.view.diverged = self.view.diverged or record["reason"]
+            view.diverged = view.diverged or record["reason"]
         if host.address.index != 0:
             return
         now = self._clock.time()
@@ -298,7 +305,6 @@ class GangWatch:
         lag = now - record["t"]
         self._offset_s = lag if self._offset_s is None else min(self._offset_s, lag)
         at = record["t"] + self._offset_s
-        view = self.view
         match record["event"]:
             case "phase":
                 view.phases.append((at, record["phase"]))

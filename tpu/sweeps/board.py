@@ -40,6 +40,7 @@ class Board:
             "run": trial.run,
             **dict(trial.parameters),
             **({} if trial.seed is None else {"seed": trial.seed}),
+            **({} if trial.pack is None else {"pack": trial.pack}),
             "state": outcome.state if outcome else ("running" if trial.number in self.live else "waiting"),
             "step": outcome.step if outcome else live.step,
             self.metric: outcome.value if outcome else live.value,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
@@ -18,9 +18,10 @@ from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, Owner
 from tpu.runs.driver import RunDriver
 from tpu.runs.opening import Shared, open_run
-from tpu.runtime.metrics import read_logged, read_metrics
-from tpu.sweeps.board import Live
-from tpu.sweeps.course import Course, TrialPruned
+from tpu.sweeps.course import TrialPruned
+from tpu.sweeps.hearing import Hearing
+from tpu.sweeps.queue import Running
+from tpu.sweeps.trial import trial_run
 from tpu.unbroken import unbroken
 
 CLEAN_UP_TRIES, CLEAN_UP_AGAIN_S = 4, 10.0
@@ -39,26 +40,41 @@ class Crew:
     report: Callable[[str], None]
 
 
+async def clean_up(driver: RunDriver, crew: Crew, why: str, keep: bool, save: bool) -> None:
+    """RunDriver.clean_up, tried again if cloud or bucket do not answer."""
+    for left in reversed(range(CLEAN_UP_TRIES)):
+        try:
+            return await driver.clean_up(why, keep, save)
+        except (CloudError, StorageUnavailable) as error:
+            if not left or (isinstance(error, CloudError) and not error.retryable):
+                raise
+            driver.report(f"cleaning up once more: {error}")
+            await crew.clock.sleep(CLEAN_UP_AGAIN_S)
+
+
+class Carries(Protocol):
+    """Trains one trial: alone, or in a pack."""
+
+    async def carry(self) -> None:
+        """Return when the run has reached its last step. Raises whatever ended it before, once that is settled."""
+        ...
+
+
 class Carrier:
-    """Trains one trial, as often as it is preempted. Neither another trial nor a preemption of one touches it."""
+    """Trains one trial, as often as it is preempted. Neither another trial nor a preemption of one touches it.
+
+    `base` is the run of the sweep.
+    """
 
     def __init__(
-        self,
-        config: RunConfig,
-        metric: str,
-        live: Live,
-        course: Course,
-        hands_on: Callable[[], bool],
-        crew: Crew,
+        self, base: RunConfig, metric: str, running: Running, hands_on: Callable[[], bool], crew: Crew
     ) -> None:
-        self._config = config
-        self._metric = metric
-        self._live = live
-        self._course = course
+        self._base = base
+        self._trial = running.trial
+        self._hearing = Hearing(metric, running.live, running.course, base.commits)
+        self._course = running.course
         self._hands_on = hands_on
         self._crew = crew
-        # An attempt of a program without checkpoints of ours has begun and has logged nothing yet.
-        self._begins = False
 
     async def carry(self) -> None:
         """Return when the run has reached its last step.
@@ -67,14 +83,15 @@ class Carrier:
             Whatever ended it before, after the run has been cleaned up; what its course was ended with is among it.
         """
         crew = self._crew
+        config = trial_run(self._base, self._trial.parameters, self._trial.seed)
         async with open_run(
-            self._config, crew.owner, secrets=crew.secrets, report=self._report, listener=self,
+            config, crew.owner, secrets=crew.secrets, report=self._report, listener=self,
             connection=crew.connection, folder=crew.folder, clock=crew.clock, shared=crew.shared,
         ) as driver:  # fmt: skip
             failure: BaseException | None = None
             try:
-                self._course.borders = driver.record.segments[:-1] if self._config.commits else None
-                await self._recall(driver)
+                self._course.borders = driver.record.segments[:-1] if config.commits else None
+                await self._hearing.recall(driver.run_dir, await driver.fence())
                 self._course.on_priority(driver.set_priority)
                 await driver.take_up()
                 await self._course.along(carry(driver))
@@ -84,31 +101,13 @@ class Carrier:
                 failure = error
             why = "training is done" if failure is None else str(failure) or type(failure).__name__
             keep = not isinstance(failure, asyncio.CancelledError) and self._hands_on()
-            await unbroken(self._clean_up(driver, why, keep, save=not isinstance(failure, TrialPruned)))
+            save = not isinstance(failure, TrialPruned)
+            await unbroken(clean_up(driver, crew, why, keep, save))
             if failure is not None:
                 raise failure
 
-    async def _recall(self, driver: RunDriver) -> None:
-        """What an earlier driver has heard of the run."""
-        fence = await driver.fence()
-        if not self._config.commits and fence.attempt:
-            self._course.recall(await asyncio.to_thread(read_logged, driver.run_dir), self._metric)
-        elif fence.commits:
-            rows = await asyncio.to_thread(read_metrics, driver.run_dir, fence)
-            self._course.recall(rows, self._metric, (commit.step for commit in fence.commits))
-
-    async def _clean_up(self, driver: RunDriver, why: str, keep: bool, save: bool) -> None:
-        for left in reversed(range(CLEAN_UP_TRIES)):
-            try:
-                return await driver.clean_up(why, keep, save)
-            except (CloudError, StorageUnavailable) as error:
-                if not left or (isinstance(error, CloudError) and not error.retryable):
-                    raise
-                self._report(f"cleaning up once more: {error}")
-                await self._crew.clock.sleep(CLEAN_UP_AGAIN_S)
-
     def _report(self, text: str) -> None:
-        self._crew.report(f"{self._config.name}: {text}")
+        self._crew.report(f"{self._trial.run}: {text}")
 
     # --- what the gang says; what its program prints is in the bucket ---
 
@@ -117,29 +116,5 @@ class Carrier:
     def on_end(self) -> None: ...
 
     def on_event(self, host: HostAddress, record: dict[str, Any]) -> None:
-        if host.index != 0:
-            return
-        match record["event"]:
-            case "start" if not self._config.commits:
-                self._live.attempts += 1
-                self._begins = True
-            case "logged":
-                if self._begins:
-                    self._course.resumed(record["step"] - 1)
-                    self._begins = False
-                self._live.step, self._live.where = record["step"], host.name
-                self._hear(record)
-            case "restored":
-                self._live.attempts += 1
-                self._live.step = record["step"] or 0
-                self._course.resumed(self._live.step)
-            case "step":
-                self._live.step, self._live.where = record["step"], host.name
-                self._hear(record)
-            case "commit":
-                self._course.committed(record["step"])
-
-    def _hear(self, record: dict[str, Any]) -> None:
-        if isinstance(value := record.get(self._metric), int | float):
-            self._live.value = value
-            self._course.logged(record["step"], value)
+        if host.index == 0:
+            self._hearing.hear(host.name, record)

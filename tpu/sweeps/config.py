@@ -19,12 +19,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tpu.runs.config import RunConfig, RunConfigError, apply_changes, parse_run_config
 from tpu.sweeps import grid
 from tpu.sweeps.metric import Metric
+from tpu.sweeps.packing import check_packable
 from tpu.sweeps.parameters import Parameter
 from tpu.sweeps.program import program_words, takes_arguments
 from tpu.sweeps.pruner import Pruner, PrunerError, for_trials, of_wandb
 from tpu.sweeps.trial import NAME_LENGTH, trial_run
 from tpu.topology import accelerator_type
 from tpu.train.form import plain_optionals
+from tpu.train.packs import MOST_LANES, PackError
 
 # More trials than anybody waits for: who wants them says so by several sweeps.
 MOST_TRIALS = 10_000
@@ -66,6 +68,13 @@ class Search(BaseModel):
     )
     at_once: int | None = Field(
         default=None, ge=1, description="At most so many at once; as many as the pool's chips allow if empty."
+    )
+    pack: int | None = Field(
+        default=None,
+        ge=2,
+        le=MOST_LANES,
+        description="Train so many trials in one program on one chip: those of a built-in JAX training that differ in "
+        "numbers such as learning rate and seed; each has its own chip if empty.",
     )
     pruner: Pruner | None = Field(
         default=None,
@@ -124,6 +133,11 @@ class Search(BaseModel):
                 raise ValueError(f"{unlisted[0]}: a grid needs `values`, or whole numbers from min to max")
         elif self.trials is None:
             raise ValueError(f"{self.method} has no end of its own: say how many runs, such as trials: 50")
+        if self.pack is not None and self.at_once is not None and self.at_once < self.pack:
+            raise ValueError(
+                f"at_once: {self.at_once} trial(s) at once cannot be {self.pack} to a program: give at least as "
+                "many as pack, or leave pack out"
+            )
         if (number := self.runs) > MOST_TRIALS:
             raise ValueError(
                 f"there are {number:,} runs, and a sweep has at most {MOST_TRIALS:,}: set trials, or method: random"
@@ -253,9 +267,10 @@ def check_sweep(run: RunConfig, search: Search) -> None:
     ):
         if name and name in search.parameters and not (run.command and takes_arguments(run.command)):
             raise SweepError(f"parameters: {name} cannot be one: {why}")
+    tried: list[RunConfig] = []
     for point in _test_points(search):
         try:
-            trial_run(run, point, (search.seeds or [None])[0])
+            tried.append(trial_run(run, point, (search.seeds or [None])[0]))
         except RunConfigError as error:
             field = str(error).splitlines()[0]
             hint = ""
@@ -263,6 +278,16 @@ def check_sweep(run: RunConfig, search: Search) -> None:
                 hint = "; to hand parameters to the program, write ${args} into its command"
             raise SweepError(f"parameters: {field}{hint}") from None
     _check_metric(run, search)
+    if search.pack is not None:
+        try:
+            varied = [
+                name
+                for name, one in search.parameters.items()
+                if one.when or one.choices is None or len(one.choices) > 1
+            ]
+            check_packable(run, varied, tried)
+        except PackError as error:
+            raise SweepError(str(error)) from None
     if search.pruner is not None:
         try:
             for_trials(search.pruner, run, search.runs)
@@ -335,7 +360,7 @@ def load_sweep(path: Path, changes: Mapping[str, Any] | None = None) -> Sweep:
 
 
 def places_of(run: RunConfig) -> int:
-    """How many trials one slice has room for, by the first of its types."""
+    """How many trials, or packs of them, one slice has room for, by the first of its types."""
     if run.slice.chips is None:
         return 1
     return accelerator_type(run.slice.choices[0].accelerator_type).chips // run.slice.chips

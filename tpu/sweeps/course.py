@@ -27,6 +27,7 @@ class Course:
         self._report = report
         self._values: dict[int, float] = {}
         self._set_priority: Callable[[int], None] | None = None
+        self._on_end: Callable[[], None] = lambda: None
         self._early = asyncio.get_running_loop().create_future()
 
     def logged(self, step: int, value: object) -> None:
@@ -68,6 +69,11 @@ class Course:
         if self.ended is None:
             self.ended = why
             self._early.set_result(None)
+            self._on_end()
+
+    def on_end(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when it is ended early."""
+        self._on_end = listener
 
     async def along(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless the trial is ended early.

@@ -1,4 +1,4 @@
-"""Carry a sweep to its end: as many trials at once as there are places, until there is no trial any more.
+"""Carry a sweep to its end: as many trials, or packs, at once as there are places, until there is no trial any more.
 
 How a trial is trained is the caller's business; here is which one comes next, what is noted of it and when, when one is
 stopped early, and whether the one that ends hands its chips on.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from tpu.sweeps.book import SweepBook
 from tpu.sweeps.config import Search, SweepError
 from tpu.sweeps.course import Course, TrialPruned
 from tpu.sweeps.outcome import Outcome
+from tpu.sweeps.packing import together
 from tpu.sweeps.points import Points
 from tpu.sweeps.pruning import Judge
 from tpu.sweeps.search import Searcher
@@ -31,21 +32,26 @@ LOOK_S = 5.0
 _CANCELLED = "cancelled by request"
 
 
-class Train(Protocol):
-    """Train one trial to its end, or to the one that its course is given. `hands_on` is asked once, when its gang has
-    ended: whether another trial will take its chips. Raises nothing but a cancellation."""
-
-    async def __call__(
-        self, trial: Trial, live: Live, course: Course, hands_on: Callable[[], bool]
-    ) -> Outcome: ...
-
-
 @dataclass
 class Running:
-    """A trial between its begin and its end."""
+    """A trial between its begin and its end. `gang` counts the gangs: trials of a pack have the same one."""
 
     trial: Trial
+    live: Live
     course: Course
+    gang: int
+
+
+class Train(Protocol):
+    """Train trials by one gang, each to its end or to the one that its course is given: an outcome of each, in order.
+
+    Several are of one pack, of which `pack` are all trials, also those that take no part any more. `hands_on` is asked
+    once, when the gang has ended: whether another one will take its chips. Outcomes raise nothing but a cancellation.
+    """
+
+    def __call__(
+        self, batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
+    ) -> Sequence[Coroutine[Any, Any, Outcome]]: ...
 
 
 class Queue:
@@ -78,6 +84,7 @@ class Queue:
         self._added = 0
         self._promised = 0
         self._places = 0
+        self._gangs = 0  # so many have begun
         self._running: dict[asyncio.Task[Outcome], Running] = {}
 
     async def take_up(self, rerun_failed: bool = False) -> None:
@@ -117,7 +124,7 @@ class Queue:
     ) -> None:
         """Return when every trial has ended.
 
-        `places` says how many trials may train now; `changed` hears that the board is another one.
+        `places` says how many gangs may train now; `changed` hears that the board is another one.
 
         Raises:
             SweepError: no trial logs the metric.
@@ -125,8 +132,8 @@ class Queue:
         try:
             while True:
                 self._places = await places()
-                while len(self._running) < self._places and (trial := await self._next()) is not None:
-                    self._start(train, trial)
+                while len(self._training) < self._places and (batch := await self._next_batch()):
+                    self._start(train, batch)
                 await self._tell_reports()
                 await changed()
                 if not self._running and await asyncio.to_thread(self._box.give_back):
@@ -147,27 +154,42 @@ class Queue:
             running = self._running.pop(task)
             await self._settle(running, task.result())
 
-    def _start(self, train: Train, trial: Trial) -> None:
-        live = self.board.live[trial.number] = Live()
-        self._judge.begin(trial.number)
-        course = Course(self._search.metric, lambda step, value: self._hear(trial, course, step, value))
-        promised = False
+    @property
+    def _training(self) -> set[int]:
+        """The gangs that train."""
+        return {running.gang for running in self._running.values()}
+
+    def _start(self, train: Train, trials: Sequence[Trial]) -> None:
+        self._gangs += 1
+        batch = [self._begin(trial, self._gangs) for trial in trials]
+        pack = together(self.board.began.values(), trials[0].pack) if trials[0].pack is not None else []
+        size, left, promised = self._search.pack or 1, len(trials), False
 
         def hands_on() -> bool:
             nonlocal promised
-            if len(self._running) <= self._places and self.left > self._promised:
+            if len(self._training) <= self._places and self.left > self._promised * size:
                 self._promised += 1
                 promised = True
             return promised
 
         def ended(_: object) -> None:
-            if promised:
+            nonlocal left
+            left -= 1
+            if promised and not left:
                 self._promised -= 1
 
-        task = asyncio.create_task(train(trial, live, course, hands_on))
-        task.add_done_callback(ended)
-        self._running[task] = Running(trial, course)
-        self._report(f"trial {trial.number}, {told(trial.parameters, trial.seed)}: {trial.run}")
+        for running, outcome in zip(batch, train(batch, pack, hands_on), strict=True):
+            task = asyncio.create_task(outcome)
+            task.add_done_callback(ended)
+            self._running[task] = running
+
+    def _begin(self, trial: Trial, gang: int) -> Running:
+        live = self.board.live[trial.number] = Live()
+        self._judge.begin(trial.number)
+        course = Course(self._search.metric, lambda step, value: self._hear(trial, course, step, value))
+        where = "" if trial.pack is None else f", in pack {trial.pack}"
+        self._report(f"trial {trial.number}, {told(trial.parameters, trial.seed)}: {trial.run}{where}")
+        return Running(trial, live, course, gang)
 
     def _hear(self, trial: Trial, course: Course, step: int, value: float) -> None:
         """A value at a border: whether the trial goes on is decided at once."""
@@ -180,12 +202,31 @@ class Queue:
         """How many trials are still to be started, as far as is known."""
         return len(self._waiting) + self._points.left
 
-    async def _next(self) -> Trial | None:
-        while self._waiting:
+    async def _next_batch(self) -> list[Trial]:
+        """What the next gang trains; nothing if there is no trial any more."""
+        waiting: list[Trial] = []
+        while self._waiting and (not waiting or self._with(waiting[0], self._waiting[0])):
             trial = self._waiting.popleft()
             if trial.number not in self._cancelled:
-                return trial
-            await self._note(trial, Outcome("stopped", reason=_CANCELLED))
+                waiting.append(trial)
+            else:
+                await self._note(trial, Outcome("stopped", reason=_CANCELLED))
+        if waiting:
+            return waiting
+        pack: int | None = None
+        if self._search.pack is not None:
+            begun = [trial.pack for trial in self.board.began.values() if trial.pack is not None]
+            pack = max(begun, default=-1) + 1
+        drawn: list[Trial] = []
+        while len(drawn) < (self._search.pack or 1) and (trial := await self._draw(pack)) is not None:
+            drawn.append(trial)
+        return drawn
+
+    def _with(self, one: Trial, other: Trial) -> bool:
+        """Whether a trial goes on with another one: a pack stays as it was, for the same bits."""
+        return one.pack is not None and one.pack == other.pack
+
+    async def _draw(self, pack: int | None) -> Trial | None:
         known = self._points.exhausted
         draft = await asyncio.to_thread(self._points.next)
         if self._points.exhausted and not known:
@@ -194,7 +235,7 @@ class Queue:
             return None
         name = trial_name(self._name, draft.parameters, draft.seed)
         number = len(self.board.began)
-        trial = Trial(number, draft.point, draft.parameters, draft.seed, name, draft.added)
+        trial = Trial(number, draft.point, draft.parameters, draft.seed, name, draft.added, pack)
         await asyncio.to_thread(self._book.begin, trial)
         self.board.began[number] = trial
         self._points.begin(trial)

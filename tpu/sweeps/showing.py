@@ -33,5 +33,5 @@ def _line(trial: Trial, row: Mapping[str, Any], metric: str) -> str:
     shown = f"{metric} {value:.6g}" if isinstance(value, int | float) else f"no {metric} yet"
     why = f"  {str(row['reason']).splitlines()[0]}" if row.get("reason") else ""
     state, step = row.get("state", "waiting"), row.get("step", 0)
-    what = told(trial.parameters, trial.seed)
+    what = told(trial.parameters, trial.seed) + ("" if trial.pack is None else f", pack {trial.pack}")
     return f"{trial.number:>5}  {trial.run}  {state:8}  step {step:>7}  {shown}  ({what}){why}"

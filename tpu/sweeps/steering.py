@@ -18,9 +18,11 @@ from tpu.sweeps import grid
 from tpu.sweeps.board import told
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.config import MOST_TRIALS, Search
+from tpu.sweeps.packing import check_together, runs_of
 from tpu.sweeps.parameters import canonical
 from tpu.sweeps.trial import Trial, trial_run
 from tpu.sweeps.wishes import WishBox, Wishes
+from tpu.train.packs import PackError
 
 LOWEST_PRIORITY, HIGHEST_PRIORITY = -1000, 1000
 
@@ -134,9 +136,11 @@ def add_point(sweep: Steered, values: Mapping[str, Any]) -> list[str]:
     """
     point = _point(sweep, values)
     try:
-        for seed in sweep.search.seeds or [None]:
-            trial_run(sweep.run, point, seed)
-    except RunConfigError as error:
+        made = [trial_run(sweep.run, point, seed) for seed in sweep.search.seeds or [None]]
+        if sweep.search.pack is not None:
+            begun = [trial_run(sweep.run, one.parameters, one.seed) for one in sweep.book.trials()[:1]]
+            check_together(begun + made)
+    except (RunConfigError, PackError) as error:
         raise WishRefused(f"such a trial cannot be: {str(error).splitlines()[0]}") from None
     for trial in sweep.book.trials():
         if canonical(trial.parameters) == canonical(point):
@@ -190,11 +194,10 @@ async def stop_sweep(connection: Connection, sweep: Steered, report: Callable[[s
     """
     asked = await ask_driver(sweep.sweep_dir, report)
     outcomes = await asyncio.to_thread(sweep.book.outcomes)
-    for trial in await asyncio.to_thread(sweep.book.trials):
-        if trial.number in outcomes:
-            continue
+    trials = await asyncio.to_thread(sweep.book.trials)
+    for run in runs_of(sweep.name, [trial for trial in trials if trial.number not in outcomes]):
         try:
-            await stop_run(connection, run_directory(connection.bucket, trial.run), report)
+            await stop_run(connection, run_directory(connection.bucket, run), report)
         except RunNotFound:
             continue  # it was about to begin
     report(f"{sweep.name} {'is stopped' if asked else 'was not driven'}; started again it goes on")

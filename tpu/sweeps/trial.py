@@ -25,7 +25,8 @@ class MalformedTrial(ValueError):
 class Trial:
     """`number` counts the trials of a sweep, `point` the points of its space, which differ from each other.
 
-    `added` counts the points that people have added to the sweep; None if it was drawn.
+    `added` counts the points that people have added to the sweep; None if it was drawn. `pack` counts the packs: trials
+    with the same one train in one program, by lane in order of their numbers.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Trial:
     seed: int | None
     run: str
     added: int | None = None
+    pack: int | None = None
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -13,6 +13,7 @@ from tpu.runs.controller import RunIsDriven, observe
 from tpu.runs.record import RunNotFound, run_directory
 from tpu.runs.stopping import stop_run
 from tpu.sweeps.book import SweepBook, sweep_directory
+from tpu.sweeps.packing import packs_of
 
 OF_ANOTHER = "it is another flow run's now: nothing is touched"
 
@@ -49,8 +50,10 @@ async def _end_trials_of(connection: Connection, sweep: str, flow_run_id: str) -
     if not trials:
         return f"nothing is left of {sweep}: it was never begun"
     settled = await asyncio.to_thread(book.outcomes)
-    left = [trial.run for trial in trials if trial.number not in settled]
-    told = await asyncio.gather(*(end_run_of(connection, run, flow_run_id) for run in left))
+    left = [trial for trial in trials if trial.number not in settled]
+    # A pack's gang saves the work of all of its trials, as long as their attempts are open.
+    await asyncio.gather(*(end_run_of(connection, pack, flow_run_id) for pack in packs_of(sweep, left)))
+    told = await asyncio.gather(*(end_run_of(connection, trial.run, flow_run_id) for trial in left))
     ended = len(told) - told.count(OF_ANOTHER)
     return f"nothing is left of the sweep {sweep}" + (f"; {ended} trial(s) were ended" if ended else "")
 
