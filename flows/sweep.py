@@ -27,7 +27,7 @@ from flows.signals import (
     suspended_by_sigterm,
 )
 from tasks.secrets import load_secrets
-from tasks.sweep_board import SweepPage, headline
+from tasks.sweep_board import SweepPage
 from tasks.trial import PRUNED, train_trial
 from tpu.checkpoint import objects
 from tpu.checkpoint.retry import StorageUnavailable
@@ -37,22 +37,26 @@ from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.code import Bundle, resolve_code
 from tpu.runs.config import RunConfig, RunConfigError, parse_changes, parse_run_config
 from tpu.runs.controller import this_process
+from tpu.runs.evaluation import evaluate_checkpoint
 from tpu.runs.opening import become_controller, sharing
-from tpu.runs.record import RunNotFound, renew_code, run_directory
+from tpu.runs.record import RunNotFound, load_record, renew_code, run_directory
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested, Tenure
 from tpu.runs.trimming import delete_idle
 from tpu.slices.deletion import DeletionUnconfirmed
 from tpu.slices.lease_book import GcsLeaseBook, LeaseContended
+from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.carrier import Carrier, Carries, Crew
 from tpu.sweeps.config import Search, SweepError, check_sweep, load_sweep, places_of
+from tpu.sweeps.fleet import SliceLives
 from tpu.sweeps.outcome import Outcome, read_outcome
 from tpu.sweeps.outcome import State as Ended
 from tpu.sweeps.pack_carrier import PackCarrier
 from tpu.sweeps.pruner import for_trials
 from tpu.sweeps.pruning import Judge
 from tpu.sweeps.queue import Queue, Running
+from tpu.sweeps.report import headline
 from tpu.sweeps.search import Searcher, storage_url
 from tpu.sweeps.trial import NAME_LENGTH, Trial
 from tpu.sweeps.wishes import WishBox
@@ -147,7 +151,7 @@ async def sweep_to_the_end(
         pruner = for_trials(search.pruner, run, search.runs) if search.pruner is not None else None
         judge = Judge(pruner, run.name, search.metric)
         queue = Queue(run.name, search, book, searcher, judge, WishBox(sweep_dir), log.info)
-        page = SweepPage(run.name, queue.board, book, log)
+        page = SweepPage(run.name, queue.board, book, SliceLives(pools, run.pool), clock, log)
         log.info(
             "sweep %s: at most %s runs, by %s, in pool %s", run.name, search.runs, search.method, run.pool
         )
@@ -163,13 +167,14 @@ async def sweep_to_the_end(
                 priority = run.priority if queue.priority is None else queue.priority
                 config = base.model_copy(update={"priority": priority})
                 renewed = code if newer and any(one.trial.number in queue.again for one in batch) else None
-                if pack:
-                    together = PackCarrier(config, search.metric.name, batch, pack, hands_on, crew, renewed)
-                    return [train_one(one.trial, one, search, crew, renewed) for one in together.trials]
-                alone = [Carrier(config, search.metric.name, one, hands_on, crew) for one in batch]
+                carriers: Sequence[Carries] = (
+                    PackCarrier(config, search.metric.name, batch, pack, hands_on, crew, renewed).trials
+                    if pack
+                    else [Carrier(config, search.metric.name, one, hands_on, crew) for one in batch]
+                )
                 return [
-                    train_one(one.trial, carrier, search, crew, renewed)
-                    for one, carrier in zip(batch, alone, strict=True)
+                    train_one(one, carrier, search, crew, renewed)
+                    for one, carrier in zip(batch, carriers, strict=True)
                 ]
 
             async def places() -> int:
@@ -181,8 +186,8 @@ async def sweep_to_the_end(
             finally:
                 with suppress(CloudError, DeletionUnconfirmed, StorageUnavailable, LeaseContended):
                     await delete_idle(run.pool, shared.cloud, pools, clock, log.info)
-        await page.close()
-        log.info("%s; results: %s/results.csv", headline(queue.board), sweep_dir)
+                await page.close()
+        log.info("%s; results: %s/results.parquet and .csv", headline(queue.board), sweep_dir)
         return figures(queue, run.name)
     finally:
         await tenure.leave()
@@ -200,10 +205,11 @@ async def places_now(run: RunConfig, search: Search, pools: GcsLeaseBook) -> int
 
 
 async def train_one(
-    trial: Trial, carrier: Carries, search: Search, crew: Crew, newer: Bundle | None
+    running: Running, carrier: Carries, search: Search, crew: Crew, newer: Bundle | None
 ) -> Outcome:
     """Train one trial, with newer code if there is, and say what became of it: its failure is its own."""
     ended: Ended = "failed"
+    trial = running.trial
     run_dir = run_directory(crew.connection.bucket, trial.run)
     try:
         if newer is not None:
@@ -219,9 +225,27 @@ async def train_one(
             ended = "stopped"
         else:
             await state.aresult()
+        if ended == "finished":
+            ended = "failed"  # until what is to be evaluated is
+            await evaluate_trained(run_dir, running.live, crew)
+            ended = "finished"
     except Exception as error:  # whatever it is, the other trials go on
         reason = str(error) or type(error).__name__
     return await asyncio.to_thread(read_outcome, run_dir, search.metric, ended, reason, crew.clock.time())
+
+
+async def evaluate_trained(run_dir: str, live: Live, crew: Crew) -> None:
+    """Evaluate on this machine what a trial's run wants evaluated, after its chips have gone to the next one."""
+    record = await asyncio.to_thread(load_record, run_dir)
+    steps = [step for step in record.segments if record.config.evaluates(step)]
+    if not steps:
+        return
+    live.evaluating = True
+    live.free()
+    name = record.config.name
+    for step in steps:
+        async with crew.evaluators:
+            await evaluate_checkpoint(record, run_dir, step, lambda text: crew.report(f"{name}: {text}"))
 
 
 def figures(queue: Queue, name: str) -> dict[str, Any]:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from arro3.io import read_parquet
 from prefect.client.orchestration import get_client
 from prefect.flow_engine import run_flow_async
 
 from flows.sweep import sweep
+from tasks.sweep_board import SweepPage
 from tests.scenarios.conftest import Lab, Pool, beside, soon_and_again, until_fired
+from tests.scenarios.prefect_record import artifacts
+from tests.sweeps.boards import BEGAN, board_of
+from tests.sweeps.test_report import ALL
 from tests.trainers.gate import Gate
-from tpu.checkpoint import objects
+from tpu.checkpoint import files, objects
+from tpu.clock import SystemClock
 from tpu.connection import Connection
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import observe
 from tpu.runs.overview import list_runs
 from tpu.slices.lease import LeaseState
+from tpu.slices.lease_book import GcsLeaseBook
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.config import Search, SweepError, check_sweep, parse_search
+from tpu.sweeps.fleet import SliceLives
 from tpu.sweeps.trial import trial_run
 from tpu.worker.ending import end_run_of
 
@@ -76,6 +88,30 @@ async def test_trials_share_two_slices_one_of_which_is_preempted_and_have_the_bi
     assert len([one for one in await pool.leases() if one.ready is not None]) == 3
     assert all(one.state is LeaseState.GONE for one in await pool.leases())
     lab.assert_nothing_left()
+    # What a person sees at the end, and what programs read.
+    (report,) = [one for one in await artifacts() if one.key == "report-pair"]
+    assert str(report.data).count("](data:image/png;base64,") == len(ALL)
+    rows = book(lab, "pair").results()
+    assert [row["attempts"] for row in rows] == [2 if row["run"] in preempted else 1 for row in rows]
+    assert all(row["chip_hours"] > 0 and "chips" in row["where"] for row in rows)
+    parquet = files.read(f"{book(lab, 'pair').sweep_dir}/results.parquet")
+    assert read_parquet(io.BytesIO(parquet)).read_all()["run"].to_pylist() == [row["run"] for row in rows]
+    assert files.read(f"{book(lab, 'pair').sweep_dir}/report/fleet.png").startswith(b"\x89PNG")
+
+
+async def test_the_page_of_a_sweep_moves_in_place_and_no_oftener_than_a_server_bears(lab: Lab, pool: Pool):
+    board, now = board_of(12), BEGAN + 200.0
+    lives = SliceLives(GcsLeaseBook(Connection.from_environment().bucket), "default")
+    page = SweepPage("many", board, book(lab, "many"), lives, SystemClock(), logging.getLogger("test"))
+    for _ in range(50):
+        await page.show()
+    board.ended[11] = replace(board.ended[0], value=0.001, ended=now)
+    del board.live[11]
+    await page.close()
+    (table,) = [one for one in await artifacts() if one.key == "sweep-many"]
+    (report,) = [one for one in await artifacts() if one.key == "report-many"]
+    assert "best loss 0.001 of many-0000000b" in str(table.description)
+    assert "best loss 0.001 of many-0000000b" in str(report.data)
 
 
 async def test_a_failing_trial_is_its_own_and_the_sweep_goes_on_where_it_was(lab: Lab, pool: Pool):
@@ -100,6 +136,39 @@ async def test_a_failing_trial_is_its_own_and_the_sweep_goes_on_where_it_was(lab
     assert [lab.verdicts(t.run) for t in book(lab, "partly").trials()][2:] == [
         ["user failure", "finished"]
     ] * 2
+
+
+async def test_trials_are_compared_by_their_evaluators_and_chips_do_not_wait_for_them(
+    lab: Lab, pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("EVALUATE_FOLDER", str(tmp_path))
+    gate, fail = tmp_path / "gate", tmp_path / "fail"
+    gate.touch()
+    fail.touch()
+    await pool.set(max_slices=1)
+    base = lab.numpy_run(
+        "scored", steps=10, every=10, evaluate="final", slice={"chips": 4},
+        evaluate_command=[sys.executable, "-m", "tests.trainers.scorer"],
+    )  # fmt: skip
+    search = search_of(base, metric={"name": "evaluation/new.score"}, seeds=1)
+    async with beside(sweep(run=base, search=search)) as task:
+        await lab.until(lambda: len(book(lab, "scored").trials()) == 2, "the second trial has begun", task)
+        first, second = book(lab, "scored").trials()
+        await lab.until(lambda: lab.newest_step(second.run) == 10, "the second trial has been trained", task)
+        assert (tmp_path / first.run).exists()
+        assert not book(lab, "scored").outcomes()  # the first one is still being evaluated
+        gate.unlink()
+    assert (task.result()["finished"], task.result()["failed"]) == (0, 2)
+    outcomes = book(lab, "scored").outcomes()
+    assert all("out of memory, as it were" in outcome.reason for outcome in outcomes.values())
+    # Trained they are: once more only the evaluation is made.
+    fail.unlink()
+    answer: Any = await sweep(run=base, search=search, rerun_failed=True)
+    best = min((first, second), key=lambda one: int(one.run[-8:], 16))
+    assert (answer["finished"], answer["best"]["run"]) == (2, best.run)
+    assert answer["best"]["evaluation/new.score"] == int(best.run[-8:], 16)
+    assert [lab.verdicts(one.run) for one in (first, second)] == [["finished"]] * 2
+    lab.assert_nothing_left()
 
 
 async def test_a_metric_that_is_never_logged_ends_the_sweep_with_the_first_trial(lab: Lab, pool: Pool):

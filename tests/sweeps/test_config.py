@@ -17,6 +17,7 @@ from tpu.sweeps.trial import trial_name, trial_run
 ROOT = Path(__file__).parents[2]
 ICL = {"training": {"workload": {"kind": "icl"}}, "slice": {"chips": 1}}
 RATE = "training.optimizer.learning_rate"
+FIGURE = {"name": "evaluation/new.delta_ridge"}
 
 
 def parse(**values: Any) -> Sweep:
@@ -29,6 +30,13 @@ def test_a_grid_of_fields_and_seeds():
     run = trial_run(sweep.run, {RATE: 0.2}, 2)
     assert run.training is not None
     assert (run.training.optimizer.learning_rate, run.training.seed) == (0.2, 2)
+
+
+def test_trials_may_be_compared_by_what_their_evaluator_says():
+    assert parse(metric=FIGURE).search.metric.figure == "new.delta_ridge"
+    own = {"command": "python a.py", "contract": True, "evaluate_command": "python b.py"}
+    assert parse(metric=FIGURE, run=own, parameters={"seed": {"value": 1}}).search.metric.goal == "minimize"
+    assert parse().search.metric.figure is None
 
 
 def test_a_trial_is_named_by_its_sweep_and_its_parameters_alone():
@@ -89,6 +97,28 @@ def test_arguments_come_in_each_form(word: str, wanted: list[str]):
     ("wrong", "told"),
     [
         ({"parameters": {}}, "the space is empty"),
+        (
+            {"metric": FIGURE, "pruner": {"type": "median"}},
+            "trials are pruned by what they log on their way, and evaluation/new.delta_ridge is known only at",
+        ),
+        ({"metric": FIGURE | {"value": "min"}}, "metric.value: only the last checkpoint is evaluated"),
+        ({"metric": FIGURE, "run": ICL | {"evaluate": "never"}}, "evaluate: never forbids it"),
+        ({"metric": {"name": "evaluation/new.delta"}}, "has no 'new.delta' with"),
+        (
+            {
+                "metric": {"name": "evaluation/new.delta_dmmse"},
+                "parameters": {"training.workload.tasks": {"values": [4, None]}},
+            },
+            "has no 'new.delta_dmmse' with training.workload.tasks=None; it has new.delta_ridge",
+        ),
+        (
+            {"metric": FIGURE, "run": {"command": "a", "contract": True}, "parameters": {"seed": {"value": 1}}},
+            "a program of your own needs an evaluate_command for it",
+        ),
+        (
+            {"metric": FIGURE, "run": {"command": "python a.py"}, "parameters": {"seed": {"value": 1}}},
+            "this run saves by its own means, so there is no checkpoint of ours to evaluate",
+        ),
         ({"parameters": {RATE: {"values": []}}}, "values is empty: there is nothing to try"),
         ({"parameters": {"training.learning_rat": {"values": [1]}}}, "did you mean learning_rate"),
         ({"parameters": {RATE: {"values": [0.1, -1]}}}, "greater than 0"),

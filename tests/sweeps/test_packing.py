@@ -12,6 +12,7 @@ import pytest
 from tpu.emulator.gcs import GcsServer
 from tpu.runs.lanes import lane_verdict
 from tpu.slices.verdict import Verdict, VerdictKind
+from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook, sweep_directory
 from tpu.sweeps.config import Search, Sweep, SweepError, parse_search, parse_sweep
 from tpu.sweeps.outcome import Outcome
@@ -124,6 +125,7 @@ class Trainer:
         self.gangs: list[tuple[list[int], list[int]]] = []  # trials that train, and all of their pack
         self.ends: dict[int, asyncio.Future[Outcome]] = {}
         self.hands_on: dict[int, Callable[[], bool]] = {}
+        self.live: dict[int, Live] = {}
 
     def __call__(
         self, batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
@@ -132,6 +134,7 @@ class Trainer:
         for one in batch:
             self.ends[one.trial.number] = asyncio.get_running_loop().create_future()
             self.hands_on[one.trial.number] = hands_on
+            self.live[one.trial.number] = one.live
         return [self._train(one.trial.number) for one in batch]
 
     async def _train(self, number: int) -> Outcome:
@@ -199,10 +202,13 @@ async def test_trials_train_a_pack_at_a_place_and_go_on_in_the_pack_that_they_be
     await queue.take_up()
     carrying = asyncio.create_task(queue.carry(trainer, two, nothing))
     await until(lambda: len(trainer.gangs) == 2, carrying)
-    for number in (1, 2, 3):
-        trainer.end(number)
+    trainer.end(2)
+    assert trainer.hands_on[3]()
+    trainer.live[3].free()  # what is left of it needs no chip: the next pack begins
     await until(lambda: len(trainer.gangs) == 3, carrying)
     assert trainer.gangs == [([1], [0, 1]), ([2, 3], [2, 3]), ([4], [4])]
-    trainer.end(4)
+    assert not trainer.hands_on[1]()
+    for number in (1, 3, 4):
+        trainer.end(number)
     await carrying
     assert [trial.pack for trial in queue.board.began.values()] == [0, 0, 1, 1, 2]

@@ -4,6 +4,8 @@ import pytest
 
 from tests.train.programs import LocalRun
 from tpu.checkpoint.tree import leaves_of
+from tpu.runs.config import parse_run_config
+from tpu.sweeps.figures import flat_figures, known_figures
 from tpu.train.evaluate import ParametersDoNotFit, evaluate_arrays
 from tpu.train.settings import Training
 from tpu.train.workloads import Configuration
@@ -39,6 +41,9 @@ def test_a_trained_regression_lies_near_the_optimum(regression):
     assert known["dmmse_error"] < known["model_error"] < known["dmmse_error"] + 0.25
     assert known["delta_dmmse"] < 0.5 * known["model_error"]
     assert new["ridge_error"] < new["dmmse_error"]
+    # What a sweep may be compared by is known before there is an evaluation.
+    run = parse_run_config({"name": "a", "training": regression[0].training.model_dump()})
+    assert set(flat_figures(found)) == set(known_figures(run) or ())
     # Square errors of the noisy labels are those of the clean ones and the noise.
     assert known["model_loss"] == pytest.approx(known["model_error"] + 0.25, abs=0.03)
 

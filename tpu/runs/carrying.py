@@ -6,14 +6,13 @@ from collections.abc import Awaitable, Callable
 
 from tpu.cloud import CloudError
 from tpu.runs.driver import AttemptEnded, RunDriver
-from tpu.runs.evaluation import evaluate_checkpoint
 
 # Between two tries to get a slice from a cloud that does not answer.
 CLOUD_AGAIN_S = 5.0
 
 
 async def carry(driver: RunDriver) -> None:
-    """Train to the last step, in as many attempts as the budgets allow; what is to be evaluated is, at the end.
+    """Train to the last step, in as many attempts as the budgets allow.
 
     Raises:
         AttemptEnded: a budget is used up.
@@ -22,9 +21,6 @@ async def carry(driver: RunDriver) -> None:
     for stop in driver.record.segments:
         while not await _reached(driver, stop):
             pass
-    for step in driver.record.segments:
-        if driver.record.config.evaluates(step):
-            await evaluate_checkpoint(driver.record, driver.run_dir, step, driver.report)
 
 
 async def _reached(driver: RunDriver, stop: int) -> bool:

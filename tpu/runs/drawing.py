@@ -13,14 +13,15 @@ INK = "#737f92"
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as PNG without a background, its letters and axes in INK."""
+    """The figure as PNG without a background, its axes in INK, and all letters that have no ground of their own."""
     from matplotlib.spines import Spine
     from matplotlib.text import Text
 
     for axes in figure.axes:
         axes.tick_params(colors=INK)
     for text in figure.findobj(Text):
-        text.set_color(INK)  # type: ignore[attr-defined]
+        if text.get_bbox_patch() is None:  # type: ignore[attr-defined]
+            text.set_color(INK)  # type: ignore[attr-defined]
     for spine in figure.findobj(Spine):
         spine.set_edgecolor(INK)  # type: ignore[attr-defined]
     picture = io.BytesIO()

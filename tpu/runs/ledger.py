@@ -24,7 +24,7 @@ _CHIP_US_AN_HOUR = 3600 * _MICROSECONDS
 class Holding:
     """`chips` of a slice with `of` chips, held from `start` to `end` (microseconds since 1970).
 
-    For a run of a pack `of` is that many times as many as there are runs that share the chips.
+    Of a run of a pack `of` is the slice's chips times the `shared_by` runs that share them.
 
     `price_an_hour` is that of the whole slice in US dollars, None if nobody set it. `open` is True if the run holds it
     still.
@@ -38,6 +38,7 @@ class Holding:
     of: int
     price_an_hour: float | None
     open: bool
+    shared_by: int = 1
 
     @property
     def chip_us(self) -> int:
@@ -138,15 +139,17 @@ def holdings(events: Sequence[RunEvent], until: float) -> tuple[Holding, ...]:
 def _holding(detail: Mapping[str, Any], start: float, end: float, *, open: bool) -> Holding:
     candidate, held = candidate_in(detail), detail.get("chips")
     kind = accelerator_type(candidate.accelerator_type)
+    shared_by = detail.get("shared_by", 1)
     return Holding(
         slice=detail["slice"],
         candidate=str(candidate),
         start=_us(start),
         end=max(_us(start), _us(end)),  # a clock that was set back costs nothing
         chips=kind.chips if held is None else len(held),
-        of=kind.chips * detail.get("shared_by", 1),
+        of=kind.chips * shared_by,
         price_an_hour=candidate.price_an_hour,
         open=open,
+        shared_by=shared_by,
     )
 
 

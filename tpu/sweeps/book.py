@@ -14,6 +14,7 @@ from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig, differences, parse_run_config
 from tpu.sweeps.config import Search, SweepError, parse_search
 from tpu.sweeps.outcome import Outcome
+from tpu.sweeps.parquet import to_parquet
 from tpu.sweeps.trial import Trial
 
 _READERS = 16
@@ -109,8 +110,10 @@ class SweepBook:
             return {n: Outcome.from_json(data) for n, data in zip(numbers, found, strict=True)}
 
     def save_results(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """`results.csv` and `results.jsonl`, a row a trial; later ones replace them."""
+        """`results.csv`, `.parquet` and `.jsonl`, a row a trial; later ones replace them."""
         files.write(f"{self.sweep_dir}/results.csv", to_csv(rows).encode())
+        if rows:
+            files.write(f"{self.sweep_dir}/results.parquet", to_parquet(rows))
         text = "".join(json.dumps(row) + "\n" for row in rows)
         files.write(f"{self.sweep_dir}/results.jsonl", text.encode())
 

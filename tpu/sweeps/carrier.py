@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,10 @@ class Crew:
     clock: Clock
     folder: Path
     report: Callable[[str], None]
+    # Evaluations of this machine, each a process with threads of its own: not one a trial that ends.
+    evaluators: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+    )
 
 
 async def clean_up(driver: RunDriver, crew: Crew, why: str, keep: bool, save: bool) -> None:
@@ -91,7 +96,7 @@ class Carrier:
             failure: BaseException | None = None
             try:
                 self._course.borders = driver.record.segments[:-1] if config.commits else None
-                await self._hearing.recall(driver.run_dir, await driver.fence())
+                await self._hearing.recall(driver.run_dir, await driver.fence(), driver.log.events)
                 self._course.on_priority(driver.set_priority)
                 await driver.take_up()
                 await self._course.along(carry(driver))

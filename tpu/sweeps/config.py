@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tpu.runs.config import RunConfig, RunConfigError, apply_changes, parse_run_config
 from tpu.sweeps import grid
+from tpu.sweeps.figures import known_figures
 from tpu.sweeps.metric import Metric
 from tpu.sweeps.packing import check_packable
 from tpu.sweeps.parameters import Parameter
@@ -277,7 +278,10 @@ def check_sweep(run: RunConfig, search: Search) -> None:
             if "no such field" in field and run.command is not None and not takes_arguments(run.command):
                 hint = "; to hand parameters to the program, write ${args} into its command"
             raise SweepError(f"parameters: {field}{hint}") from None
-    _check_metric(run, search)
+    if search.metric.figure is not None:
+        _check_figure(run, search)
+    else:
+        _check_metric(run, search)
     if search.pack is not None:
         try:
             varied = [
@@ -304,6 +308,43 @@ def _check_metric(run: RunConfig, search: Search) -> None:
         raise SweepError(
             f"metric.name: {run.training.workload.kind} never logs {search.metric.name!r}; it logs {', '.join(logged)}"
         )
+
+
+def _check_figure(run: RunConfig, search: Search) -> None:
+    """Refuse an evaluation's figure that no trial can have."""
+    metric = search.metric
+    if search.pruner is not None:
+        raise SweepError(
+            f"pruner: trials are pruned by what they log on their way, and {metric.name} is known only at their end: "
+            "name a logged metric, or no pruner"
+        )
+    if metric.value != "last":
+        raise SweepError(
+            f"metric.value: only the last checkpoint is evaluated, so {metric.name} has one value: leave it out"
+        )
+    for point in _test_points(search):
+        trial = trial_run(run, point, (search.seeds or [None])[0])
+        if not trial.evaluates(trial.steps):
+            wanted = (
+                "this run saves by its own means, so there is no checkpoint of ours to evaluate"
+                if not trial.commits
+                else "evaluate: never forbids it"
+                if trial.evaluate == "never"
+                else "a program of your own needs an evaluate_command for it"
+            )
+            raise SweepError(f"metric.name: {metric.name} wants an evaluation, and {wanted}")
+        known = known_figures(trial)
+        if known is not None and metric.figure not in known:
+            near = get_close_matches(metric.figure or "", known, 1) or known
+            kind = trial.training.workload.kind if trial.training else trial.name
+            raise SweepError(
+                f"metric.name: the evaluation of {kind} has no {metric.figure!r}{_where_told(point)}; it has "
+                f"{', '.join(near)}"
+            )
+
+
+def _where_told(point: Mapping[str, Any]) -> str:
+    return f" with {', '.join(f'{name}={value}' for name, value in point.items())}" if point else ""
 
 
 def _test_points(search: Search) -> list[dict[str, Any]]:

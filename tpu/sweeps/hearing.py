@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tpu.checkpoint.fence import Fence
+from tpu.runs.event_log import RunEvent
 from tpu.runtime.metrics import read_logged, read_metrics
 from tpu.sweeps.board import Live
 from tpu.sweeps.course import Course
+from tpu.sweeps.metric import drawn_by_step
 
 
 class Hearing:
@@ -23,19 +25,23 @@ class Hearing:
         # An attempt of a program without checkpoints of ours has begun and has logged nothing yet.
         self._begins = False
 
-    async def recall(self, run_dir: str, fence: Fence) -> None:
-        """What an earlier driver has heard of the run."""
+    async def recall(self, run_dir: str, fence: Fence, history: Sequence[RunEvent]) -> None:
+        """What an earlier driver has heard of the run; `history` is its own, as it grows."""
+        self._live.events = history
+        rows: list[dict[str, Any]] = []
         if not self._commits and fence.attempt:
-            self._course.recall(await asyncio.to_thread(read_logged, run_dir), self._metric)
+            rows = await asyncio.to_thread(read_logged, run_dir)
+            self._course.recall(rows, self._metric)
         elif fence.commits:
             rows = await asyncio.to_thread(read_metrics, run_dir, fence)
             self._course.recall(rows, self._metric, (commit.step for commit in fence.commits))
+        for row in rows:
+            self._show(row)
 
     def hear(self, where: str, record: Mapping[str, Any]) -> None:
         """An event of the program on the host `where`."""
         match record["event"]:
             case "start" if not self._commits:
-                self._live.attempts += 1
                 self._begins = True
             case "logged":
                 if self._begins:
@@ -44,7 +50,6 @@ class Hearing:
                 self._live.step, self._live.where = record["step"], where
                 self._value(record)
             case "restored":
-                self._live.attempts += 1
                 self._live.step = record["step"] or 0
                 self._course.resumed(self._live.step)
             case "step":
@@ -54,6 +59,11 @@ class Hearing:
                 self._course.committed(record["step"])
 
     def _value(self, record: Mapping[str, Any]) -> None:
+        self._show(record)
+        self._course.logged(record["step"], record.get(self._metric))
+
+    def _show(self, record: Mapping[str, Any]) -> None:
         if isinstance(value := record.get(self._metric), int | float):
             self._live.value = value
-            self._course.logged(record["step"], value)
+        if isinstance(value := record.get(drawn_by_step(self._metric)), int | float):
+            self._live.curve.add(record["step"], value)

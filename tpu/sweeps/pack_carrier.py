@@ -18,7 +18,6 @@ from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost
 from tpu.runs.driver import RunDriver, attempt_ended
-from tpu.runs.evaluation import evaluate_checkpoint
 from tpu.runs.lanes import Ending, Lane, Lanes
 from tpu.runs.ledger import holdings
 from tpu.runs.opening import open_lane, open_run
@@ -54,7 +53,7 @@ class PackedTrial:
         return self._lane
 
     async def carry(self) -> None:
-        """Return when the run has reached its last step, and what is to be evaluated of it is.
+        """Return when the run has reached its last step.
 
         Raises:
             Whatever ended it before; what its course was ended with is among it.
@@ -62,10 +61,6 @@ class PackedTrial:
         await self._pack.until_over(self)
         if self.failure is not None:
             raise self.failure
-        record, run_dir = self.lane.record, self.lane.run_dir
-        for step in record.segments:
-            if record.config.evaluates(step):
-                await evaluate_checkpoint(record, run_dir, step, self.lane.tenure.report)
 
     async def join(self, config: RunConfig, crew: Crew, changed: Callable[[], None]) -> None:
         """Become the one that acts for the run; `changed` hears when it is to end early. Raises as open_run."""
@@ -86,7 +81,7 @@ class PackedTrial:
         self.joined = crew.clock.time()
         self.course.borders = self.lane.record.segments[:-1]
         fence = await asyncio.to_thread(load_fence, self.lane.run_dir)
-        await self.hearing.recall(self.lane.run_dir, fence)
+        await self.hearing.recall(self.lane.run_dir, fence, self.lane.log.events)
         self.course.on_end(changed)
         if (interruption := self.lane.tenure.interruption) is not None:
             interruption.add_done_callback(lambda _: changed())
@@ -221,6 +216,7 @@ class PackCarrier:
         return lanes
 
     async def _until_none_is_left(self, driver: RunDriver) -> None:
+        await self._look(driver)  # no chip is got for trials that are trained already
         attempts = asyncio.create_task(self._attempts(driver))
         try:
             while self._left and not attempts.done():

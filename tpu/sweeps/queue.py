@@ -11,6 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from tpu.checkpoint.retry import StorageUnavailable
@@ -86,6 +87,7 @@ class Queue:
         self._places = 0
         self._gangs = 0  # so many have begun
         self._running: dict[asyncio.Task[Outcome], Running] = {}
+        self._freed = asyncio.Event()  # some chips are, or a trial has ended
 
     async def take_up(self, rerun_failed: bool = False) -> None:
         """Learn what an earlier start of the sweep has done: what has ended stays so, the rest goes on first."""
@@ -147,23 +149,26 @@ class Queue:
             # Each cleans up after itself, and that is waited for.
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(*self._running, return_exceptions=True)
+            self.board.live.clear()  # what has not ended waits for the next start
 
     async def _wait(self) -> None:
-        done, _ = await asyncio.wait(self._running, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._freed.wait(), LOOK_S)
+        self._freed.clear()
+        for task in [one for one in self._running if one.done()]:
             running = self._running.pop(task)
             await self._settle(running, task.result())
 
     @property
     def _training(self) -> set[int]:
-        """The gangs that train."""
-        return {running.gang for running in self._running.values()}
+        """The gangs that need their chips."""
+        return {running.gang for running in self._running.values() if not running.live.freed}
 
     def _start(self, train: Train, trials: Sequence[Trial]) -> None:
         self._gangs += 1
         batch = [self._begin(trial, self._gangs) for trial in trials]
         pack = together(self.board.began.values(), trials[0].pack) if trials[0].pack is not None else []
-        size, left, promised = self._search.pack or 1, len(trials), False
+        size, left, promised = self._search.pack or 1, {trial.number for trial in trials}, False
 
         def hands_on() -> bool:
             nonlocal promised
@@ -172,15 +177,19 @@ class Queue:
                 promised = True
             return promised
 
-        def ended(_: object) -> None:
-            nonlocal left
-            left -= 1
+        def free(number: int) -> None:
+            nonlocal promised
+            left.discard(number)
             if promised and not left:
                 self._promised -= 1
+                promised = False
+            self._freed.set()
 
         for running, outcome in zip(batch, train(batch, pack, hands_on), strict=True):
+            number = running.trial.number
+            running.live.on_free = partial(free, number)
             task = asyncio.create_task(outcome)
-            task.add_done_callback(ended)
+            task.add_done_callback(lambda _, number=number: free(number))
             self._running[task] = running
 
     def _begin(self, trial: Trial, gang: int) -> Running:
