@@ -38,6 +38,7 @@ from tpu.runs.record import (
     load_record,
     run_directory,
 )
+from tpu.runs.tracker import check_tracking
 from tpu.slices.pool_names import NoSuchPool, check_usable
 from tpu.slices.preflight import Traffic, settings_problems
 from tpu.slices.request import SliceRequest
@@ -139,8 +140,9 @@ def prefect_server_at_hand() -> contextlib.AbstractContextManager[Any]:
 
 def _refuse_what_cannot_begin(run: RunConfig) -> None:
     """Raises RunNameTaken if the name belongs to a run that would compute something else, NoSuchPool for a new run of a
-    pool that nobody has made."""
+    pool that nobody has made, RunConfigError if a package is missing."""
     bucket = Connection.from_environment().bucket
+    check_tracking(run)
     directory = run_directory(bucket, run.name)
     try:
         existing = load_record(directory)

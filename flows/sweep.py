@@ -26,7 +26,7 @@ from flows.signals import (
     patient_with_ctrl_c,
     suspended_by_sigterm,
 )
-from tasks.secrets import load_secrets
+from tasks.secrets import load_secrets, load_wandb_key
 from tasks.sweep_board import SweepPage
 from tasks.trial import PRUNED, train_trial
 from tpu.checkpoint import objects
@@ -42,6 +42,7 @@ from tpu.runs.opening import become_controller, sharing
 from tpu.runs.record import RunNotFound, load_record, renew_code, run_directory
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested, Tenure
+from tpu.runs.tracker import check_tracking
 from tpu.runs.trimming import delete_idle
 from tpu.slices.deletion import DeletionUnconfirmed
 from tpu.slices.lease_book import GcsLeaseBook, LeaseContended
@@ -132,6 +133,8 @@ async def sweep_to_the_end(
 ) -> dict[str, Any]:
     """Train all trials, delete the slices that nobody needs any more, and report."""
     connection, clock = Connection.from_environment(), SystemClock()
+    check_tracking(run)
+    secrets, wandb_key = await load_secrets(run.secrets), await load_wandb_key(run)
     await asyncio.to_thread(objects.check_bucket, connection.bucket)
     sweep_dir = sweep_directory(connection.bucket, run.name)
     owner = this_process(str(flow_run.id))
@@ -157,9 +160,7 @@ async def sweep_to_the_end(
         )
         await queue.take_up(rerun_failed)
         async with sharing(connection, clock, log.info) as shared:
-            crew = Crew(
-                connection, owner, await load_secrets(run.secrets), shared, clock, Path.cwd(), log.info
-            )
+            crew = Crew(connection, owner, secrets, shared, clock, Path.cwd(), log.info, wandb_key)
 
             def train(
                 batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
@@ -320,6 +321,7 @@ def sweep_from_terminal() -> None:
             changes["run.name"] = arguments.name
         read = load_sweep(arguments.file, changes)
         if not arguments.dry_run:
+            check_tracking(read.run)
             Connection.from_environment()  # here, before a flow run is made
     except (SweepError, RunConfigError, ConnectionSettingsError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")

@@ -28,7 +28,7 @@ from tasks.events import Events
 from tasks.fleet import fleet_told
 from tasks.progress import Progress
 from tasks.report import publish_report
-from tasks.secrets import load_secrets
+from tasks.secrets import load_secrets, load_wandb_key
 from tasks.segment import train_segment
 from tpu.runs.announcing import Announcement, budget_reached, failed, finished, stopped
 from tpu.runs.config import RunConfig, parse_run_config
@@ -131,6 +131,7 @@ async def train_to_the_end(
             run,
             this_process(str(flow_run.id)),
             secrets=await load_secrets(run.secrets),
+            wandb_key=await load_wandb_key(run),
             report=log.info,
             listener=progress,
             take_over=take_over,

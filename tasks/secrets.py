@@ -6,12 +6,21 @@ from collections.abc import Mapping
 
 from prefect.blocks.system import Secret
 
+from tpu.runs.config import RunConfig
 from tpu.runs.opening import NoSuchSecret, environment_secret
 from tpu.runtime.supervisor import SHORTEST_SECRET
 
 
 class SecretTooShort(ValueError):
     """A secret that logs could not keep: every text would have to be masked wherever those few characters stand."""
+
+
+async def load_wandb_key(run: RunConfig) -> str | None:
+    """The API key that `tracking` of a run names; None if it names none. Raises as load_secrets."""
+    wandb = run.tracking.wandb
+    if wandb is None or wandb.key is None:
+        return None
+    return (await load_secrets({"tracking.wandb.key": wandb.key}))["tracking.wandb.key"]
 
 
 async def load_secrets(sources: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.runs.places import on_tensorboard
 from tests.train.programs import TINY_ICL
+from tpu.checkpoint import objects
 from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import load_fence
 from tpu.clock import SystemClock
@@ -26,6 +28,7 @@ from tpu.sweeps.board import Live
 from tpu.sweeps.carrier import Crew
 from tpu.sweeps.course import Course, TrialPruned
 from tpu.sweeps.metric import Metric
+from tpu.sweeps.outcome import read_outcome
 from tpu.sweeps.pack_carrier import PackCarrier
 from tpu.sweeps.packing import pack_name
 from tpu.sweeps.queue import Running
@@ -34,7 +37,7 @@ from tpu.sweeps.trial import Trial, trial_name
 RATE = "training.optimizer.learning_rate"
 
 
-def base(name: str) -> RunConfig:
+def base(name: str, **values: Any) -> RunConfig:
     return parse_run_config(
         {
             "name": name,
@@ -44,6 +47,7 @@ def base(name: str) -> RunConfig:
             "slice": {"chips": 1, "price_an_hour": 4.0},
             "evaluate": "never",
         }
+        | values
     )
 
 
@@ -84,7 +88,8 @@ async def test_trials_of_a_pack_end_one_by_one_and_pay_the_chip_together(crew: C
     pack = [trial("three", number, rate) for number, rate in enumerate((1e-3, 3e-3, 1e-2))]
     batch = [begin(one) for one in pack]
     behind = batch[1] = begin(pack[1], lambda step, value: behind.course.end(TrialPruned(f"at {step}")))
-    carrier = PackCarrier(base("three"), "loss", batch, pack, lambda: False, crew)
+    config = base("three", tracking={"tensorboard": True})
+    carrier = PackCarrier(config, "loss", batch, pack, lambda: False, crew)
     ends = await asyncio.gather(*(one.carry() for one in carrier.trials), return_exceptions=True)
     assert [repr(end) for end in ends] == ["None", "TrialPruned('at 500')", "None"]
     directories = [run_directory(crew.connection.bucket, one.run) for one in pack]
@@ -93,6 +98,17 @@ async def test_trials_of_a_pack_end_one_by_one_and_pay_the_chip_together(crew: C
     assert commits == [[500, 1000, 1500, 2000], [500], [500, 1000, 1500, 2000]]
     parts = assert_all_is_paid(crew.connection, pack, "three")
     assert 0 < parts[1] < parts[0] == pytest.approx(parts[2])
+    # Each is a run of its own for whoever looks at it, and the pack is none.
+    for running, run_dir in zip(batch, directories, strict=True):
+        logged = [(row["step"], row["loss"]) for row in read_metrics(run_dir, load_fence(run_dir))]
+        assert logged[-1][0] == load_fence(run_dir).commits[-1].step
+        assert list(running.live.curve.points)[: len(logged)] == logged
+        assert on_tensorboard(run_dir) == [(step, pytest.approx(loss)) for step, loss in logged]
+        outcome = read_outcome(run_dir, Metric(), "finished", "", crew.clock.time())
+        assert outcome.curve == tuple(logged)
+        assert all(use.shared_by > 1 and " chip " in use.where for use in outcome.uses)
+    pack_dir = run_directory(crew.connection.bucket, pack_name("three", 0))
+    assert not objects.listing(f"{pack_dir}/tensorboard")
 
 
 @pytest.mark.slow  # three starts of JAX

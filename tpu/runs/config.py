@@ -202,6 +202,41 @@ class Budget(_Part):
     user_failure: int = Field(default=2, ge=0, description="Failures of the program itself.")
 
 
+class Wandb(_Part):
+    """A run at Weights & Biases; the flow writes to it, the hosts need no key."""
+
+    project: str = Field(min_length=1, description="Project at Weights & Biases.", examples=["icl"])
+    entity: str | None = Field(default=None, description="User or team; the key's own if empty.")
+    key: str | None = Field(
+        default=None,
+        description="Where the API key is: env:VARIABLE of the flow, or block:NAME of a Prefect Secret block. Without "
+        "one the record is made offline and put into the bucket, for `wandb sync`.",
+        examples=["block:wandb-key"],
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _source(cls, value: str | None) -> str | None:
+        kind, _, target = (value or "env:NONE").partition(":")
+        if kind not in ("env", "block") or not target:
+            raise ValueError("write env:VARIABLE or block:NAME, never the key itself")
+        return value
+
+
+class Tracking(_Part):
+    """Where metrics go besides the bucket's own JSON lines: each step once, whatever the run has gone through."""
+
+    wandb: Wandb | None = Field(default=None, description="Write them to Weights & Biases, too.")
+    tensorboard: bool = Field(
+        default=False, description="Write event files of TensorBoard into the run's folder, too."
+    )
+
+    @property
+    def wanted(self) -> bool:
+        """Whether metrics go anywhere else at all."""
+        return self.wandb is not None or self.tensorboard
+
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -286,6 +321,9 @@ class RunConfig(_Part):
     evaluate_command: list[str] | None = Field(
         default=None,
         description="Your own evaluation: gets RELAY_RUN_DIR and RELAY_STEP, and prints one JSON object last.",
+    )
+    tracking: Tracking = Field(
+        default=Tracking(), description="Where metrics go besides the bucket's own JSON lines."
     )
     budget: Budget = Field(default=Budget(), description="How often an attempt may end for each reason.")
     grace_seconds: float = Field(

@@ -15,6 +15,7 @@ from tpu.runs.event_log import EventLog
 from tpu.runs.goodput import waste_begins
 from tpu.runs.record import RunRecord
 from tpu.runs.tenure import Tenure
+from tpu.runs.tracker import Tracker
 from tpu.runs.watch import GangView
 from tpu.slices.verdict import Verdict, VerdictKind
 from tpu.train.packs import Member
@@ -43,6 +44,7 @@ class Lane:
     run_dir: str
     log: EventLog
     tenure: Tenure
+    tracker: Tracker
     attempt: int | None = None
     said: Mapping[str, Any] | None = None
     verdict: Verdict | None = None

@@ -17,7 +17,7 @@ from tpu.cloud.google import open_cloud
 from tpu.connection import Connection
 from tpu.hosts.identity import ensure_identity
 from tpu.runs.code import Bundle, resolve_code
-from tpu.runs.config import RunConfig
+from tpu.runs.config import RunConfig, Tracking
 from tpu.runs.context import RunContext
 from tpu.runs.controller import (
     EXPIRY_S,
@@ -50,6 +50,7 @@ from tpu.runs.record import (
 )
 from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.tenure import Tenure
+from tpu.runs.tracker import CommitHeard, Tracker, check_tracking, sinks_of
 from tpu.runs.watch import Listener
 from tpu.slices.lease_book import GcsLeaseBook
 from tpu.slices.monitor import Monitor, watching
@@ -96,13 +97,16 @@ async def open_run(
     shared: Shared | None = None,
     told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
     lanes: Lanes | None = None,
+    wandb_key: str | None = None,
 ) -> AsyncIterator[RunDriver]:
     """The driver of a run; let it `take_up` first what an earlier one left.
 
     What is not `shared` with other runs of this process it has for itself. `told` gets the run's history after each
-    new event, as EventLog says. With `lanes` it is a pack, which trains their runs.
+    new event, as EventLog says. With `lanes` it is a pack, which trains their runs. `wandb_key` is the API key for what
+    `tracking` wants; offline without one.
 
     Raises:
+        tpu.runs.config.RunConfigError: a package that `tracking` wants is not installed.
         tpu.runs.record.RunNameTaken: the name belongs to a run with another configuration that has begun.
         ForkUnfinished: the run is a fork that was interrupted.
         tpu.slices.pool_names.NoSuchPool: a new run names a pool that nobody has made.
@@ -113,6 +117,7 @@ async def open_run(
     """
     connection = connection or Connection.from_environment()
     clock = clock or SystemClock()
+    check_tracking(config)  # before anything is made
     run_dir = run_directory(connection.bucket, config.name)
     members = lanes.names if lanes is not None else ()
     record, code = await asyncio.to_thread(
@@ -131,6 +136,8 @@ async def open_run(
         clock,
         shared,
         told,
+        config.tracking,
+        wandb_key,
         spends=True,
         lanes=lanes,
     ) as driver:
@@ -146,6 +153,7 @@ async def open_lane(
     connection: Connection,
     folder: Path,
     clock: Clock,
+    wandb_key: str | None = None,
 ) -> AsyncIterator[Lane]:
     """A run that a pack is to train: its record, and the right to act for it, without a slice or a gang of its own.
 
@@ -157,18 +165,21 @@ async def open_lane(
     controller = await become_controller(run_dir, owner, False, clock, report)
     record, _ = await asyncio.to_thread(_corrected, run_dir, record, code, report)
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
-    lane = Lane(record, run_dir, log, Tenure(controller, run_dir, clock, report))
+    tenure = Tenure(controller, run_dir, clock, report)
+    sinks = sinks_of(config.tracking, record, run_dir, wandb_key, connection.home)
+    lane = Lane(record, run_dir, log, tenure, Tracker(record, run_dir, sinks, tenure.check, report))
     lane.recall(await asyncio.to_thread(load_fence, run_dir))
     await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
-    lane.tenure.start()
-    spending = asyncio.create_task(hold_max_cost(record.config, log, lane.tenure, clock))
+    tenure.start()
+    spending = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock))
     try:
-        yield lane
+        async with lane.tracker:
+            yield lane
     finally:
         spending.cancel()
         await asyncio.gather(spending, return_exceptions=True)
         with contextlib.suppress(ControllerLost):
-            await lane.tenure.leave()
+            await tenure.leave()
 
 
 @contextlib.asynccontextmanager
@@ -202,6 +213,8 @@ async def open_to_end(
         clock or SystemClock(),
         None,
         lambda _: None,
+        Tracking(),  # its last metrics are left to whoever goes on with it
+        None,
         spends=False,
     ) as driver:
         await driver.take_up(to_end=True)
@@ -222,6 +235,8 @@ async def _driving(
     clock: Clock,
     shared: Shared | None,
     told: Callable[[Sequence[RunEvent]], None],
+    tracking: Tracking,
+    wandb_key: str | None,
     *,
     spends: bool,
     lanes: Lanes | None = None,
@@ -253,7 +268,9 @@ async def _driving(
             clock,
             report,
         )
-        driver = RunDriver(run, SliceHolder(run), secrets, listener, lanes)
+        sinks = sinks_of(tracking, record, run_dir, wandb_key, connection.home)
+        tracker = Tracker(record, run_dir, sinks, tenure.check, report)
+        driver = RunDriver(run, SliceHolder(run), secrets, CommitHeard(listener, tracker), lanes)
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
         member.start()
@@ -262,7 +279,8 @@ async def _driving(
             beside.append(asyncio.create_task(hold_max_cost(record.config, log, tenure, clock)))
             beside.append(asyncio.create_task(note_long_waits(log, run_dir, clock)))
         try:
-            yield driver
+            async with tracker:
+                yield driver
         finally:
             for task in beside:
                 task.cancel()

@@ -126,17 +126,30 @@ def _counts(fence: Fence, attempt: int, step: int) -> bool:
 
 def read_records(run_dir: str) -> list[tuple[int, dict[str, object]]]:
     """(attempt, record) of every part, in order of attempt and part."""
-    found: dict[tuple[int, int], str] = {}
-    for url in files.names(f"{checked_run_dir(run_dir)}/metrics"):
-        match = _PART.search(url)
-        if match:
-            found[int(match[1]), int(match[2])] = url
-    keys = sorted(found)
-    with ThreadPoolExecutor(_READERS) as readers:
-        contents = list(readers.map(lambda key: files.read(found[key]), keys))
-    return [
-        (attempt, json.loads(line))
-        for (attempt, _), content in zip(keys, contents, strict=True)
-        for line in content.splitlines()
-        if line
-    ]
+    return MetricsParts(run_dir).new()
+
+
+class MetricsParts:
+    """The parts of a run's metrics, each read once."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._folder = f"{checked_run_dir(run_dir)}/metrics"
+        self._known: set[tuple[int, int]] = set()
+
+    def new(self) -> list[tuple[int, dict[str, object]]]:
+        """(attempt, record) of the parts that were not read before, in order of attempt and part."""
+        found: dict[tuple[int, int], str] = {}
+        for url in files.names(self._folder):
+            match = _PART.search(url)
+            if match and (key := (int(match[1]), int(match[2]))) not in self._known:
+                found[key] = url
+        keys = sorted(found)
+        with ThreadPoolExecutor(_READERS) as readers:
+            contents = list(readers.map(lambda key: files.read(found[key]), keys))
+        self._known.update(keys)
+        return [
+            (attempt, json.loads(line))
+            for (attempt, _), content in zip(keys, contents, strict=True)
+            for line in content.splitlines()
+            if line
+        ]

@@ -39,6 +39,7 @@ class Crew:
     clock: Clock
     folder: Path
     report: Callable[[str], None]
+    wandb_key: str | None = None
     # Evaluations of this machine, each a process with threads of its own: not one a trial that ends.
     evaluators: asyncio.Semaphore = field(
         default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
@@ -77,6 +78,7 @@ class Carrier:
         self._base = base
         self._trial = running.trial
         self._hearing = Hearing(metric, running.live, running.course, base.commits)
+        self._live = running.live
         self._course = running.course
         self._hands_on = hands_on
         self._crew = crew
@@ -92,6 +94,7 @@ class Carrier:
         async with open_run(
             config, crew.owner, secrets=crew.secrets, report=self._report, listener=self,
             connection=crew.connection, folder=crew.folder, clock=crew.clock, shared=crew.shared,
+            wandb_key=crew.wandb_key,
         ) as driver:  # fmt: skip
             failure: BaseException | None = None
             try:
@@ -108,6 +111,8 @@ class Carrier:
             keep = not isinstance(failure, asyncio.CancelledError) and self._hands_on()
             save = not isinstance(failure, TrialPruned)
             await unbroken(clean_up(driver, crew, why, keep, save))
+            if config.tracking.wanted:
+                self._live.free()
             if failure is not None:
                 raise failure
 

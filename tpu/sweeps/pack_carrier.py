@@ -43,7 +43,9 @@ class PackedTrial:
         self.over = asyncio.Event()
         self.failure: BaseException | None = None
         self.joined = 0.0
+        self.leaving: asyncio.Task[None] | None = None
         self._pack = pack
+        self._live = running.live
         self._lane: Lane | None = None
         self._open = AsyncExitStack()
 
@@ -76,8 +78,11 @@ class PackedTrial:
                 connection=crew.connection,
                 folder=crew.folder,
                 clock=crew.clock,
+                wandb_key=crew.wandb_key,
             )
         )
+        if config.tracking.wanted:
+            self._open.callback(self._live.free)
         self.joined = crew.clock.time()
         self.course.borders = self.lane.record.segments[:-1]
         fence = await asyncio.to_thread(load_fence, self.lane.run_dir)
@@ -94,10 +99,16 @@ class PackedTrial:
         interruption = self.lane.tenure.interruption
         return interruption.exception() if interruption is not None and interruption.done() else None
 
-    async def leave(self) -> None:
-        """Act for the run no more, and let those know who wait. What it ends with stands in `failure`."""
-        await self._open.aclose()
-        self.over.set()
+    def leave(self) -> asyncio.Task[None]:
+        """Begin to leave the pack, and let those know who wait. What the trial ends with stands in `failure`."""
+        self.leaving = self.leaving or asyncio.create_task(self._leave())
+        return self.leaving
+
+    async def _leave(self) -> None:
+        try:
+            await self._open.aclose()
+        finally:
+            self.over.set()
 
 
 class PackCarrier:
@@ -156,10 +167,9 @@ class PackCarrier:
         except BaseException as error:  # every trial that is not over ends by it
             failure = error
         for trial in self.trials:
-            if not trial.over.is_set():
-                if trial not in self._last:
-                    trial.failure = trial.failure or failure
-                await trial.leave()
+            if trial.leaving is None and trial not in self._last:
+                trial.failure = trial.failure or failure
+        await asyncio.gather(*(trial.leave() for trial in self.trials), return_exceptions=True)
 
     async def _train(self) -> None:
         crew = self._crew
@@ -204,7 +214,7 @@ class PackCarrier:
                 self._left[trial.trial.run] = trial
             else:
                 trial.failure = error
-                await trial.leave()
+                trial.leave()
         members = []
         for run in runs:
             record = RunRecord(run, await asyncio.to_thread(data_hash, run), {}, 0.0)
@@ -254,7 +264,7 @@ class PackCarrier:
             await self._pay(driver, self._payers, now)
             for trial in ended if self._left else ():
                 await self._note_shares(driver, trial, 0, now)
-                await trial.leave()
+                trial.leave()
 
     async def _has_ended(self, trial: PackedTrial, driver: RunDriver) -> bool:
         """Whether the trial takes no part any more; its attempt is closed then, and its `failure` says why."""
@@ -330,6 +340,8 @@ class PackCarrier:
         if (trial := self._left.get(name)) is None:
             return
         trial.hearing.hear(host.name, record)
+        if event == "commit":
+            trial.lane.tracker.committed()
         if event == "ended" and trial.lane.attempt is not None:
             trial.lane.said = record
             self._wake()

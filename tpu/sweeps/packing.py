@@ -82,6 +82,7 @@ def pack_run(base: RunConfig, number: int, trials: Sequence[RunConfig]) -> RunCo
         "steps": max(trial.steps for trial in trials),
         "checkpoints": {},
         "evaluate": "never",
+        "tracking": {},
         "max_cost": None,  # each trial is held to its own
     }
     return parse_run_config(values)
