@@ -26,7 +26,6 @@ from tpu.slices.lease_book import Kept
 from tpu.slices.pool import Take, Wanted
 from tpu.sweeps.book import SweepBook
 from tpu.sweeps.config import Search
-from tpu.sweeps.course import Course
 from tpu.sweeps.outcome import Outcome
 from tpu.sweeps.pruning import Judge
 from tpu.sweeps.queue import Queue, Running
@@ -160,7 +159,7 @@ class SimulatedSweep:
             def train(
                 batch: Sequence[Running], pack: Sequence[Trial], hands_on: Callable[[], bool]
             ) -> Sequence[Coroutine[Any, Any, Outcome]]:
-                return [self._train(book, one.trial, one.course, hands_on) for one in batch]
+                return [self._train(book, one, hands_on) for one in batch]
 
             async def places() -> int:
                 unfinished(self.search.runs - len(queue.board.ended))
@@ -172,7 +171,8 @@ class SimulatedSweep:
             await queue.carry(train, places, changed)
             unfinished(0)
 
-    async def _train(self, book: Book, trial: Trial, course: Course, hands_on: Callable[[], bool]) -> Outcome:
+    async def _train(self, book: Book, running: Running, hands_on: Callable[[], bool]) -> Outcome:
+        trial, course = running.trial, running.course
         run, clock = Run(trial.run, self.trial_s), self.simulation.clock
         self.runs.append(run)
         course.borders = range(1, self.segments)
@@ -185,6 +185,7 @@ class SimulatedSweep:
         try:
             while not finished:
                 lease = await self._place(member)
+                running.live.placed = True
                 self.attempts += 1
                 finished = await train_on(self.simulation, book, lease, run, clock.monotonic(), self.work)
                 reached = round(run.done_s / self.work.checkpoint_s)

@@ -135,6 +135,7 @@ class Trainer:
             self.ends[one.trial.number] = asyncio.get_running_loop().create_future()
             self.hands_on[one.trial.number] = hands_on
             self.live[one.trial.number] = one.live
+            one.live.placed = True
         return [self._train(one.trial.number) for one in batch]
 
     async def _train(self, number: int) -> Outcome:
@@ -208,6 +209,8 @@ async def test_trials_train_a_pack_at_a_place_and_go_on_in_the_pack_that_they_be
     await until(lambda: len(trainer.gangs) == 3, carrying)
     assert trainer.gangs == [([1], [0, 1]), ([2, 3], [2, 3]), ([4], [4])]
     assert not trainer.hands_on[1]()
+    trainer.live[4].placed = False  # it has begun, and still looks for its chip
+    assert trainer.hands_on[1]()
     for number in (1, 3, 4):
         trainer.end(number)
     await carrying

@@ -17,13 +17,17 @@ from tpu.sweeps.usage import Use, uses_of
 
 @dataclass
 class Live:
-    """What is heard of a trial that has begun and not ended; `events` is its run's history, as it grows."""
+    """What is heard of a trial that has begun and not ended; `events` is its run's history, as it grows.
+
+    `placed` says that it has chips, or a slice on its way.
+    """
 
     step: int = 0
     value: float | None = None
     where: str = ""
     curve: Curve = field(default_factory=Curve)
     events: Sequence[RunEvent] = ()
+    placed: bool = False
     evaluating: bool = False
     freed: bool = False
     on_free: Callable[[], None] = lambda: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,7 +18,9 @@ from tpu.runs.carrying import carry
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost, Owner
 from tpu.runs.driver import RunDriver
+from tpu.runs.event_log import RunEvent, undeleted
 from tpu.runs.opening import Shared, open_run
+from tpu.sweeps.board import Live
 from tpu.sweeps.course import TrialPruned
 from tpu.sweeps.hearing import Hearing
 from tpu.sweeps.queue import Running
@@ -58,6 +60,11 @@ async def clean_up(driver: RunDriver, crew: Crew, why: str, keep: bool, save: bo
             await crew.clock.sleep(CLEAN_UP_AGAIN_S)
 
 
+def note_placed(live: Live, events: Sequence[RunEvent]) -> None:
+    """Whether there are chips by the history of the run that holds them, which is the trial's own or its pack's."""
+    live.placed = bool(undeleted(events))
+
+
 class Carries(Protocol):
     """Trains one trial: alone, or in a pack."""
 
@@ -94,7 +101,7 @@ class Carrier:
         async with open_run(
             config, crew.owner, secrets=crew.secrets, report=self._report, listener=self,
             connection=crew.connection, folder=crew.folder, clock=crew.clock, shared=crew.shared,
-            wandb_key=crew.wandb_key,
+            told=lambda events: note_placed(self._live, events), wandb_key=crew.wandb_key,
         ) as driver:  # fmt: skip
             failure: BaseException | None = None
             try:

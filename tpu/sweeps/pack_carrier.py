@@ -18,6 +18,7 @@ from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost
 from tpu.runs.driver import RunDriver, attempt_ended
+from tpu.runs.event_log import RunEvent
 from tpu.runs.lanes import Ending, Lane, Lanes
 from tpu.runs.ledger import holdings
 from tpu.runs.opening import open_lane, open_run
@@ -25,7 +26,7 @@ from tpu.runs.overview import reached
 from tpu.runs.record import RunNotFound, RunRecord, data_hash, renew_code, run_directory
 from tpu.runs.shares import next_shares, paid_last, share_detail
 from tpu.slices.verdict import Verdict, VerdictKind
-from tpu.sweeps.carrier import Crew, clean_up
+from tpu.sweeps.carrier import Crew, clean_up, note_placed
 from tpu.sweeps.hearing import Hearing
 from tpu.sweeps.packing import member_of, pack_name, pack_run
 from tpu.sweeps.queue import Running
@@ -45,7 +46,7 @@ class PackedTrial:
         self.joined = 0.0
         self.leaving: asyncio.Task[None] | None = None
         self._pack = pack
-        self._live = running.live
+        self.live = running.live
         self._lane: Lane | None = None
         self._open = AsyncExitStack()
 
@@ -82,7 +83,7 @@ class PackedTrial:
             )
         )
         if config.tracking.wanted:
-            self._open.callback(self._live.free)
+            self._open.callback(self.live.free)
         self.joined = crew.clock.time()
         self.course.borders = self.lane.record.segments[:-1]
         fence = await asyncio.to_thread(load_fence, self.lane.run_dir)
@@ -184,7 +185,7 @@ class PackCarrier:
         async with open_run(
             pack_run(self._base, int(self.name[-4:]), runs), crew.owner, secrets=crew.secrets, report=self._report,
             listener=self, connection=crew.connection, folder=crew.folder, clock=crew.clock, shared=crew.shared,
-            told=lambda _: self._wake(), lanes=lanes,
+            told=self._told, lanes=lanes,
         ) as driver:  # fmt: skip
             failure: BaseException | None = None
             try:
@@ -320,6 +321,11 @@ class PackCarrier:
 
     def _report(self, text: str) -> None:
         self._crew.report(f"{self.name}: {text}")
+
+    def _told(self, events: Sequence[RunEvent]) -> None:
+        for trial in self.trials:
+            note_placed(trial.live, events)
+        self._wake()
 
     def _wake(self) -> None:
         self._loop.call_soon_threadsafe(self._changed.set)

@@ -164,15 +164,22 @@ class Queue:
         """The gangs that need their chips."""
         return {running.gang for running in self._running.values() if not running.live.freed}
 
+    @property
+    def _unplaced(self) -> int:
+        """How many gangs have yet to get their chips, as far as is known."""
+        lives = {running.gang: running.live for running in self._running.values() if not running.live.freed}
+        begun = sum(not live.placed for live in lives.values())
+        return begun + -(-self.left // (self._search.pack or 1))
+
     def _start(self, train: Train, trials: Sequence[Trial]) -> None:
         self._gangs += 1
         batch = [self._begin(trial, self._gangs) for trial in trials]
         pack = together(self.board.began.values(), trials[0].pack) if trials[0].pack is not None else []
-        size, left, promised = self._search.pack or 1, {trial.number for trial in trials}, False
+        left, promised = {trial.number for trial in trials}, False
 
         def hands_on() -> bool:
             nonlocal promised
-            if len(self._training) <= self._places and self.left > self._promised * size:
+            if len(self._training) <= self._places and self._unplaced > self._promised:
                 self._promised += 1
                 promised = True
             return promised
