@@ -187,7 +187,7 @@ async def studio(local: Local, into: Path, others: Path | None) -> AsyncIterator
     assert record is not None
     assert url is not None
     ui = url.removesuffix("/api")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # a browser's children end late
         async with page("about:blank", Path(folder)) as one, get_client() as client:
             cloud = ControlClient(record.control, record.key)
             yield Studio(one, ui, client, cloud, record.env["TPU_RELAY_BUCKET"], into, others)
