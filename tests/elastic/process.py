@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.elastic.programs import NumpyProgram
+from tests.trainers.numpy_units import NumpyProgram
 from tpu.elastic.control import Out
 from tpu.elastic.member import Hooks, Settings, take_part
 from tpu.elastic.program import state_hash

@@ -15,7 +15,10 @@ from tpu.elastic.table import Table
 Address = tuple[str, int]
 # Between two tries to reach the coordinator.
 _RETRY_S = 0.2
-_CONNECT_S = 5.0
+_CONNECT_S = 2.0
+# It says something every BEAT_S. One that is silent for longer is sought anew: its host hangs, or is gone.
+BEAT_S, _SILENT_S = 1.0, 5.0
+_LAST_REPORT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,14 @@ class Told:
 
 
 class Out(Exception):
-    """The coordinator has given this member up; `final`: it may not come back either."""
+    """The coordinator has given this member up; `final`: it may not come back either.
 
-    def __init__(self, why: str, final: bool) -> None:
+    `bad`: its slice has computed other numbers than the others. `differs`: it would, by what it is made of.
+    """
+
+    def __init__(self, why: str, final: bool, bad: bool = False, differs: bool = False) -> None:
         super().__init__(why)
-        self.final = final
+        self.final, self.bad, self.differs = final, bad, differs
 
 
 class Control:
@@ -101,7 +107,7 @@ class Control:
         self._poked.set()
         reporter = self._reporter
         if reporter is not None:
-            reporter.join(_CONNECT_S)
+            reporter.join(_LAST_REPORT_S)
         self._hang_up()
 
     def _hang_up(self) -> None:
@@ -119,7 +125,7 @@ class Control:
                 time.sleep(_RETRY_S)  # it is away, or another one takes its place: steps go on meanwhile
 
     def _talk(self, sock: socket.socket) -> None:
-        sock.settimeout(None)
+        sock.settimeout(_SILENT_S)
         tune(sock)
         version, tables = list(self._told.version), self._raw_tables
         send_json(
@@ -164,6 +170,8 @@ class Control:
         if "out" in message:
             self._set_out(message)
             return
+        if "told" not in message:
+            return  # it only lives
         version = (int(message["told"][0]), int(message["told"][1]))
         if version <= self._told.version:
             return
@@ -177,7 +185,8 @@ class Control:
         self._on_told(self._told)
 
     def _set_out(self, message: Mapping[str, Any]) -> None:
-        self.out = Out(str(message["out"]), bool(message.get("final", False)))
+        flags = (bool(message.get(name, False)) for name in ("final", "bad", "differs"))
+        self.out = Out(str(message["out"]), *flags)
         self._known.set()
         self._on_told(self._told)
 

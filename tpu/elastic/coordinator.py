@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tpu.elastic import hearing
+from tpu.elastic.control import BEAT_S
 from tpu.elastic.frames import HEADER_BYTES, JSON_MOST, Kind, json_frame, unpack
 from tpu.elastic.rules import Evicted, Options, Phase, State, decide
 from tpu.elastic.table import Table
@@ -46,13 +47,23 @@ class Coordinator:
         self._facts: Mapping[str, str] | None = None
         self._told_version = -1
 
+    @property
+    def connected(self) -> int:
+        """How many members are connected."""
+        return len(self._writers)
+
     async def serve(self, host: str, port: int, ready: Callable[[int], None] = lambda port: None) -> None:
         """Until cancelled. `ready` is told the port, which is chosen when `port` is 0."""
         server = await asyncio.start_server(self._connected, host, port)
         ready(server.sockets[0].getsockname()[1])
         async with server:
+            beaten_at = self._clock()
             while True:
                 self._decide()
+                if self._clock() - beaten_at >= BEAT_S:
+                    beaten_at = self._clock()
+                    for member_writer in self._writers.values():
+                        _say(member_writer, {"beat": True})
                 await asyncio.sleep(TICK_S)  # what is only a matter of time: silence, forming, no progress
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,7 +92,8 @@ class Coordinator:
         name, now = str(hello["slice"]), self._clock()
         why = self._refused(name, hello["facts"])
         if why is not None:
-            return _say(writer, {"out": why, "final": True})
+            bad = name in self.state.quarantined
+            return _say(writer, {"out": why, "final": True, "bad": bad, "differs": not bad})
         if hello["id"] is None:
             for old in [m for m in self.state.members.values() if m.slice == name]:
                 self.state = hearing.closed(self.state, now - self._options.reconnect_s - 1, old.id)
@@ -141,7 +153,7 @@ class Coordinator:
         writer = self._writers.pop(out.id, None)
         self._addresses.pop(out.id, None)
         if writer is not None:
-            _say(writer, {"out": out.why, "final": out.final})
+            _say(writer, {"out": out.why, "final": out.final, "bad": out.quarantined})
             writer.close()
 
     def _told(self) -> dict[str, Any]:

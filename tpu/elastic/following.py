@@ -93,8 +93,11 @@ class Donor:
             sock.close()
 
     def _send_state(self, sock: socket.socket, step: int, state: Any) -> None:
-        arrays = {name: np.ascontiguousarray(array) for name, array in self._arrays(state).items()}
-        described = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
+        given = self._arrays(state)
+        # A number without axes gets one by this, which the peer must not see.
+        arrays = {name: np.ascontiguousarray(array) for name, array in given.items()}
+        shapes = {name: list(array.shape) for name, array in given.items()}
+        described = [[name, array.dtype.str, shapes[name]] for name, array in arrays.items()]
         send_json(sock, {"step": step, "arrays": described})
         for array in arrays.values():
             body = bytes_of(array)

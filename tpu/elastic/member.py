@@ -45,18 +45,39 @@ class Settings:
     hash_every: int = 100  # steps between two comparisons of the state over members; 0: never
     stop_steps: frozenset[int] = frozenset()  # after these the state is saved
     facts: Mapping[str, str] | None = None  # what all members have to have in common
+    committed: int = 0  # the step that the state comes from, if it comes from a checkpoint
 
 
 @dataclass(frozen=True)
 class Hooks:
     """`phase(name, step)`: what the member does now, from several threads: waiting, computing, sending, receiving,
-    applying, committing, following. `applied(step, state, mean)`: step `step` (from 0) is applied. `save` begins to
-    save a state and calls back when it is committed.
+    applying, committing, following. `applied(step, state, mean)`: step `step` (from 0) is applied;
+    `followed(step, mean)`: so is one that the others have made. `save` begins to
+    save a state and calls back when it is committed; `leads` hears whether the states are this member's to save, and
+    `committed(step)` that everything up to a step is.
+    `in_step(step)`: it takes part from this step on. `noticed()`: whether it is to leave, after it has saved if it is
+    the one that saves. `hand_on` gives what a peer that follows is given besides the state, and `take` takes it; their
+    names begin with BESIDE.
     """
 
     phase: Callable[[str, int], None] = lambda name, step: None
     applied: Callable[[int, Any, np.ndarray], None] = lambda step, state, mean: None
+    followed: Callable[[int, np.ndarray], None] = lambda step, mean: None
     save: Save | None = None
+    leads: Callable[[bool], None] = lambda leads: None
+    committed: Callable[[int], None] = lambda step: None
+    in_step: Callable[[int], None] = lambda step: None
+    noticed: Callable[[], bool] = lambda: False
+    hand_on: Callable[[], Mapping[str, np.ndarray]] = dict
+    take: Callable[[Mapping[str, np.ndarray]], None] = lambda arrays: None
+
+
+# Names of arrays that are handed on besides the state begin so.
+BESIDE = "beside/"
+
+
+class Left(Exception):
+    """This member was told to leave, and has; nothing that it alone had is lost."""
 
 
 class _WholeAlready(Exception):
@@ -68,7 +89,7 @@ def take_part(program: Program, state: Any, step: int, settings: Settings, hooks
 
     A member that was given up while it lives, such as one that hung for a while, comes back as a new one.
 
-    Raises Out if the coordinator does not want it back.
+    Raises Out if the coordinator does not want it back, Left if it was told to leave.
     """
     unit_s = _warm_up(program, state, step)
     while True:
@@ -107,7 +128,7 @@ class _Stint:
         self._waits_since: float | None = None
         self._followed: socket.socket | None = None
         self._hashes: dict[str, str] = {}
-        self._donor = Donor(program.arrays)
+        self._donor = Donor(lambda state: {**program.arrays(state), **hooks.hand_on()})
         self._exchange = Exchange(
             program.size, program.units, 1.0 / program.units, hooks.phase, lambda peer: self._link_broke()
         )
@@ -115,7 +136,9 @@ class _Stint:
             settings.host, settings.port, settings.key, 0, self._exchange.add_link, self._exchange.linked,
             self._donor.serve,
         )  # fmt: skip
-        self._commits = Commits(hooks.save, hooks.phase, self._poke)
+        self._commits = Commits(
+            hooks.save, hooks.phase, self._poke, hooks.leads, settings.committed, hooks.committed
+        )
         advertised = (settings.advertised or settings.host, self._peers.port)
         greeting = hello(settings.key, settings.slice, [advertised], settings.facts or {})
         self._control = Control(settings.coordinator, greeting, self._report, self._hear, settings.report_s)
@@ -127,13 +150,19 @@ class _Stint:
         self._be_at(self.step, self.state)
         with self._news:
             self._use(self._told)
+        if self.step in self._settings.stop_steps:
+            self._commits.hold(self.step, self.state)  # under an earlier identity it may not have been saved
         self._ready = True
         self._poke()
+        taking_part = False
         while self.step < self._settings.last_step:
             self._check_out()
             tables = self._told.tables
             table = table_of(tables, self.step)
             if table is not None and self._me in table.members:
+                if not taking_part:
+                    self._hooks.in_step(self.step)
+                taking_part = True
                 self._make_step(table)
             elif tables and not (table is None and self.step >= tables[-1].until and self._is_in(tables)):
                 self._follow()
@@ -145,6 +174,7 @@ class _Stint:
 
     def close(self) -> None:
         self._control.close()
+        self._hooks.leads(False)
         self._donor.close()
         self._exchange.close()
         self._peers.close()
@@ -229,14 +259,19 @@ class _Stint:
 
     def _follow_one(self, sock: socket.socket) -> None:
         step, arrays = receive_state(sock)
-        self._be_at(step, self._program.from_arrays(arrays))
+        beside = {name: array for name, array in arrays.items() if name.startswith(BESIDE)}
+        self._hooks.take(beside)
+        own = {name: array for name, array in arrays.items() if name not in beside}
+        self._be_at(step, self._program.from_arrays(own))
         for since in receive_sums(sock, self._program.size):
             self._check_out()
             if since is None:
                 self._follows = True
                 self._poke()
             elif since[0] == self.step:
-                self._be_at(self.step + 1, self._program.apply(self.state, self.step, since[1]))
+                state = self._program.apply(self.state, self.step, since[1])
+                self._hooks.followed(self.step, since[1])
+                self._be_at(self.step + 1, state)
             if self.step >= self._settings.last_step or self._has_units():
                 return
 
@@ -314,6 +349,8 @@ class _Stint:
     def _check_out(self) -> None:
         if self._control.out is not None:
             raise self._control.out
+        if self._hooks.noticed() and self._commits.nothing_to_save(self.step, self.state):
+            raise Left
 
     def _await_news(self, timeout_s: float = _LOOK_S) -> None:
         with self._news:

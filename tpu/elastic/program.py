@@ -21,6 +21,10 @@ class Program(Protocol):
     size: int
     units: int
 
+    def initial(self) -> Any:
+        """The state before the first step."""
+        ...
+
     def gradient(self, state: Any, step: int, unit: int) -> np.ndarray:
         """Mean gradient and loss over the unit's part of the batch of a step; nobody writes into it later."""
         ...

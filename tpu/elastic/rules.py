@@ -30,6 +30,7 @@ class Options:
 
     units: int
     expect: int = 1
+    names: tuple[str, ...] = ()  # of the slices that are expected, so that who is missing can be named
     least: int = 1
     form_s: float = 60.0
     reconnect_s: float = 1.0
@@ -250,15 +251,22 @@ def _form(now: float, state: State, options: Options) -> tuple[State, str]:
     first = {i: m for i, m in ready.items() if m.step == step}
     enough = len(first) >= options.expect or (len(first) >= options.least and now - since >= options.form_s)
     if not enough:
+        there = {m.slice for m in first.values()}
         missing = options.expect - len(first)
-        names = ", ".join(sorted(m.slice for m in first.values()))
-        return state, f"{missing} of {options.expect} members missing; ready at step {step}: {names}"
+        away = [name for name in options.names if not any(_is_of(name, one) for one in there)]
+        who = f": {', '.join(away)}" if away else ""
+        names = ", ".join(sorted(there))
+        return state, f"{missing} of {options.expect} members missing{who}; ready at step {step}: {names}"
     table = deal(
         step, min(step + options.ahead_steps_least, options.last_step), unit_seconds(first), options.units
     )
     members = {i: replace(m, phase=Phase.IN) if i in first else m for i, m in state.members.items()}
     told = replace(state, members=members, tables=(table,), version=state.version + 1)
     return told, f"{len(first)} members begin at step {step}"
+
+
+def _is_of(name: str, slice_name: str) -> bool:
+    return slice_name == name or slice_name.startswith(f"{name} ")
 
 
 def _extend(state: State, options: Options) -> tuple[State, str]:
