@@ -26,7 +26,7 @@ from pydantic.fields import FieldInfo
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.connection import Connection, ConnectionSettingsError
 from tpu.money import in_dollars
-from tpu.runs.config import RunConfig, RunConfigError, load_run_config, parse_changes
+from tpu.runs.config import Elastic, RunConfig, RunConfigError, load_run_config, parse_changes
 from tpu.runs.plan import stop_steps
 from tpu.runs.record import (
     MalformedRecord,
@@ -209,6 +209,7 @@ def describe(run: RunConfig, connection: Connection | None = None) -> str:
         [
             f"run        {run.name}: {program}" + (f", {run.steps} steps" if run.commits else ""),
             *_candidate_lines(run),
+            *_slices_lines(run),
             *_limit_lines(run),
             cut,
             *(f"note       {note}" for note in run.notes),
@@ -219,16 +220,34 @@ def describe(run: RunConfig, connection: Connection | None = None) -> str:
     )
 
 
+def _slices_lines(run: RunConfig) -> list[str]:
+    """How many slices train together, and how."""
+    if run.mode is None:
+        return []
+    settings = run.elastic or Elastic()
+    least = (
+        "once all are ready"
+        if settings.least_slices == run.slices
+        else f"once all are ready, or after {settings.wait_minutes:g} minutes with {settings.least_slices}"
+    )
+    return [
+        f"slices     {run.slices} of these, mode {run.mode}: {settings.units} work units a step, on "
+        f"{settings.unit_devices} device(s) each; begins {least}"
+    ]
+
+
 def _limit_lines(run: RunConfig) -> list[str]:
     """What the run may cost, and how soon that can be reached."""
     if run.max_cost is None:
         return []
     dearest = max(run.slice.choices, key=lambda choice: choice.price_an_hour or 0.0)
+    together = f"{run.slices} × " if run.slices > 1 else ""
     limit = f"max_cost   {in_dollars(run.max_cost)}: the run saves and ends when it is spent"
     if not dearest.price_an_hour:
         return [limit]
     return [
-        f"{limit}, after {run.max_cost / dearest.price_an_hour:.1f} h of a whole {dearest} at the soonest"
+        f"{limit}, after {run.max_cost / dearest.price_an_hour / run.slices:.1f} h of a whole {together}{dearest} at "
+        "the soonest"
     ]
 
 

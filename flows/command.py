@@ -111,6 +111,7 @@ def runs() -> None:
     for line in lines:
         steps = "a command" if line.steps is None else f"{line.step} of {line.steps}"
         origin = f"; forked from {line.parent}" if line.parent else ""
+        origin += f"; a slice of {line.part_of}" if line.part_of else ""
         cost = "–" if line.dollars is None else in_dollars(line.dollars)
         print(f"{line.name:32} {steps:>17} {cost:>9}  {_time(line.created)}  {line.state}{origin}")
     if not lines:

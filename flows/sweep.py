@@ -37,6 +37,7 @@ from tpu.connection import Connection, ConnectionSettingsError
 from tpu.runs.code import Bundle, resolve_code
 from tpu.runs.config import RunConfig, RunConfigError, parse_changes, parse_run_config
 from tpu.runs.controller import this_process
+from tpu.runs.crew import Crew
 from tpu.runs.evaluation import evaluate_checkpoint
 from tpu.runs.opening import become_controller, sharing
 from tpu.runs.record import RunNotFound, load_record, renew_code, run_directory
@@ -48,7 +49,7 @@ from tpu.slices.deletion import DeletionUnconfirmed
 from tpu.slices.lease_book import GcsLeaseBook, LeaseContended
 from tpu.sweeps.board import Live
 from tpu.sweeps.book import SweepBook, sweep_directory
-from tpu.sweeps.carrier import Carrier, Carries, Crew
+from tpu.sweeps.carrier import Carrier, Carries
 from tpu.sweeps.config import Search, SweepError, check_sweep, load_sweep, places_of
 from tpu.sweeps.fleet import SliceLives
 from tpu.sweeps.outcome import Outcome, read_outcome

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from prefect import State, flow, get_run_logger
@@ -26,18 +28,23 @@ from tasks.cleanup import clean_up
 from tasks.evaluate import evaluate
 from tasks.events import Events
 from tasks.fleet import fleet_told
+from tasks.membership import Hearing, stint
 from tasks.progress import Progress
 from tasks.report import publish_report
 from tasks.secrets import load_secrets, load_wandb_key
-from tasks.segment import train_segment
+from tasks.segment import train_segment, wait_for_segment
+from tpu.clock import SystemClock
+from tpu.connection import Connection
 from tpu.runs.announcing import Announcement, budget_reached, failed, finished, stopped
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.controller import ControllerLost, RunIsDriven, this_process
 from tpu.runs.cost_limit import MaxCostReached
+from tpu.runs.crew import Crew
 from tpu.runs.driver import AttemptEnded, RunDriver
 from tpu.runs.nothing_left import say_nothing_left
-from tpu.runs.opening import open_run
-from tpu.runs.record import bucket_of
+from tpu.runs.opening import open_lane, open_run, sharing
+from tpu.runs.over_slices import Histories, OverSlices
+from tpu.runs.record import RunRecord, bucket_of
 from tpu.runs.starting import start_values
 from tpu.runs.tenure import StopRequested
 from tpu.unbroken import unbroken
@@ -86,7 +93,8 @@ async def train(
             for note in run.notes:
                 log.warning(note)
             async with cancelled_without_worker():
-                result = await train_to_the_end(run, take_over, log, events)
+                carry = train_to_the_end if run.mode is None else train_over_slices
+                result = await carry(run, take_over, log, events)
             events.say(finished(result) if isinstance(result, dict) else stopped(result.message or ""))
             return result
         except Exception as error:  # each is told as an event; what is not expected goes on up
@@ -119,6 +127,65 @@ def announced(error: Exception) -> list[Announcement]:
     if isinstance(error, AttemptEnded) and error.exhausted:
         return [budget_reached(error.verdict.kind.value, reason), failed(reason)]
     return [failed(reason)]
+
+
+async def train_over_slices(
+    run: RunConfig, take_over: bool, log: logging.Logger | logging.LoggerAdapter[Any], events: Events
+) -> dict[str, Any] | State[Any]:
+    """As train_to_the_end, with a part for each slice, which comes and goes without the others."""
+    connection, clock, progress = Connection.from_environment(), SystemClock(), Progress(run, log)
+    owner, secrets, histories = this_process(str(flow_run.id)), await load_secrets(run.secrets), Histories()
+    async with (
+        sharing(connection, clock, log.info) as shared,
+        open_lane(
+            run, owner, report=log.info, connection=connection, folder=Path.cwd(), clock=clock, take_over=take_over,
+            told=events.heard, spent=lambda: histories, wandb_key=await load_wandb_key(run),
+        ) as lane,
+        fleet_told(connection.bucket, histories, log),
+    ):  # fmt: skip
+        crew = Crew(connection, owner, secrets, shared, clock, Path.cwd(), log.info)
+        slices = OverSlices(
+            lane, crew, histories, lambda number, whole: Hearing(number, whole, progress, log), events.heard
+        )
+        failure: BaseException | None = None
+        evaluations: list[asyncio.Task[dict[str, Any]]] = []
+        try:
+            async with slices.taking_part(stint):
+                for number, start, stop in segments_of(lane.record):
+                    await wait_for_segment(slices, number, start, stop)
+                    if run.evaluates(stop):
+                        evaluations.append(asyncio.create_task(evaluate(lane.record, lane.run_dir, stop)))
+        except ControllerLost:
+            raise  # another process drives the run now: nothing here may be cleaned up
+        except BaseException as error:
+            failure = error
+        say_nothing_left()
+        if isinstance(failure, asyncio.CancelledError):
+            for evaluation in evaluations:
+                evaluation.cancel()  # a person who wants to leave does not wait for them
+        answers = await asyncio.gather(*evaluations, return_exceptions=True)
+        return told_of(await publish_report(lane, failure), failure, answers)
+
+
+def told_of(
+    report: dict[str, Any], failure: BaseException | None, answers: Sequence[object]
+) -> dict[str, Any] | State[Any]:
+    """The report, or what it ended with: raised, unless somebody wanted it so."""
+    if isinstance(failure, StopRequested):
+        return Cancelled(message=f"{failure}; started again it goes on")
+    if isinstance(failure, MaxCostReached):
+        return Cancelled(name="MaxCostReached", message=str(failure))
+    for problem in (failure, *answers):
+        if isinstance(problem, BaseException):
+            raise problem
+    return report
+
+
+def segments_of(record: RunRecord) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of each segment."""
+    starts = (record.first_step, *record.segments)
+    for number, (start, stop) in enumerate(zip(starts, record.segments, strict=False), 1):
+        yield number, start, stop
 
 
 async def train_to_the_end(
@@ -155,15 +222,7 @@ async def train_to_the_end(
                 evaluation.cancel()  # a person who wants to leave does not wait for them
         async with driver.waiting_for_evaluation():
             answers = await asyncio.gather(*evaluations, return_exceptions=True)
-        report = await publish_report(driver, failure)
-        if isinstance(failure, StopRequested):
-            return Cancelled(message=f"{failure}; started again it goes on")
-        if isinstance(failure, MaxCostReached):
-            return Cancelled(name="MaxCostReached", message=str(failure))
-        for problem in (failure, *answers):
-            if isinstance(problem, BaseException):
-                raise problem
-        return report
+        return told_of(await publish_report(driver, failure), failure, answers)
 
 
 def why_it_ends(failure: BaseException | None) -> str:
@@ -177,9 +236,7 @@ def why_it_ends(failure: BaseException | None) -> str:
 
 async def train_all_segments(driver: RunDriver, evaluations: list[asyncio.Task[dict[str, Any]]]) -> None:
     """Segment after segment; the evaluation of each commit goes on beside the next segment."""
-    segments = driver.record.segments
-    starts = (driver.record.first_step, *segments)
-    for number, (start, stop) in enumerate(zip(starts, segments, strict=False), 1):
+    for number, start, stop in segments_of(driver.record):
         await train_segment(driver, number, start, stop)
         if driver.record.config.evaluates(stop):
             evaluations.append(asyncio.create_task(evaluate(driver.record, driver.run_dir, stop)))

@@ -103,9 +103,12 @@ class LineTap:
 class Progress:
     """Hears a gang and tells Prefect: program lines and events into the log, the step into an artifact."""
 
-    def __init__(self, run: RunConfig, log: logging.Logger | logging.LoggerAdapter[Any]) -> None:
+    def __init__(
+        self, run: RunConfig, log: logging.Logger | logging.LoggerAdapter[Any], whose: str = ""
+    ) -> None:
         self._run = run
         self._log = log
+        self._whose = whose  # before the host's number, if a run has several gangs
         self._artifact: UUID | None = None
         self._began = self._updated = time.monotonic()
         self._first: tuple[float, int] | None = None
@@ -118,7 +121,9 @@ class Progress:
     def on_log(self, host: HostAddress, line: str) -> None:
         index = host.index
         if index not in self._taps:
-            self._taps[index] = LineTap(lambda text: self._log.info("w%d | %s", index, text), self._room)
+            self._taps[index] = LineTap(
+                lambda text: self._log.info("%sw%d | %s", self._whose, index, text), self._room
+            )
         if self._taps[index].line(line) and index not in self._ebbs:
             self._ebb_in(EBB_S, index)
 

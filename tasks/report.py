@@ -14,12 +14,13 @@ from prefect.cache_policies import NO_CACHE
 from tpu.checkpoint import objects
 from tpu.runs.driver import RunDriver
 from tpu.runs.figures import collect, figures_of, save_report
+from tpu.runs.lanes import Lane
 from tpu.runs.links import file_links
 from tpu.runs.report import cost_text, summary, to_markdown
 
 
 @task(name="report", task_run_name="report", cache_policy=NO_CACHE)
-async def publish_report(driver: RunDriver, failure: BaseException | None) -> dict[str, Any]:
+async def publish_report(driver: RunDriver | Lane, failure: BaseException | None) -> dict[str, Any]:
     """Return the report's figures."""
     log = get_run_logger()
     reason = None if failure is None else f"failed: {str(failure) or type(failure).__name__}"

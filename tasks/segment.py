@@ -12,6 +12,7 @@ from prefect.runtime import task_run
 from tasks.provision import AS_OFTEN_AS_ALLOWED, provision
 from tasks.sync import sync_code
 from tpu.runs.driver import AttemptEnded, RunDriver
+from tpu.runs.over_slices import OverSlices
 
 
 def budget_allows(_task: Any, _task_run: Any, state: Any) -> bool:
@@ -52,6 +53,17 @@ async def train_segment(driver: RunDriver, number: int, start: int, stop: int) -
             await driver.start_attempt()
     _name_this_task_run(segment_name(driver, number, start, stop))
     await driver.wait_for_commit(stop)
+    return stop
+
+
+@task(
+    name="train_segment",
+    task_run_name="segment {number}: steps {start}-{stop}",
+    cache_policy=NO_CACHE,
+)
+async def wait_for_segment(slices: OverSlices, number: int, start: int, stop: int) -> int:
+    """Return once a checkpoint of `stop` is committed, whoever trains. Raises as OverSlices.wait_for_commit."""
+    await slices.wait_for_commit(stop)
     return stop
 
 

@@ -19,13 +19,13 @@ from tpu.connection import Connection
 from tpu.emulator.emulator import Emulator
 from tpu.runs.config import RunConfig, parse_run_config
 from tpu.runs.controller import this_process
+from tpu.runs.crew import Crew
 from tpu.runs.event_log import load_events
 from tpu.runs.ledger import make_sum
 from tpu.runs.opening import sharing
 from tpu.runs.record import run_directory
 from tpu.runtime.metrics import read_metrics
 from tpu.sweeps.board import Live
-from tpu.sweeps.carrier import Crew
 from tpu.sweeps.course import Course, TrialPruned
 from tpu.sweeps.metric import Metric
 from tpu.sweeps.outcome import read_outcome

@@ -80,6 +80,7 @@ class Control:
         self._every_s = every_s
         self._told = Told()
         self._raw_tables: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
         self._poked = threading.Event()
         self._known = threading.Event()
         self._closed = False
@@ -130,8 +131,11 @@ class Control:
         version, tables = list(self._told.version), self._raw_tables
         send_json(
             sock,
-            {**self._hello, "id": self.id, "told": version, "tables": tables, "step": self._report().step},
-        )
+            {
+                **self._hello, "id": self.id, "told": version, "tables": tables, "names": self._names,
+                "step": self._report().step,
+            },
+        )  # fmt: skip
         first = receive_json(sock)
         if "out" in first:
             self._set_out(first)
@@ -175,7 +179,7 @@ class Control:
         version = (int(message["told"][0]), int(message["told"][1]))
         if version <= self._told.version:
             return
-        self._raw_tables = message["tables"]
+        self._raw_tables, self._names = message["tables"], message["names"]
         addresses = {
             int(i): tuple((str(host), int(port)) for host, port in hosts)
             for i, hosts in message["addresses"].items()

@@ -104,8 +104,9 @@ class Coordinator:
             tables = [Table.from_json(table) for table in hello["tables"]]
             term, version = hello["told"]
             back = hearing.returned(
-                self.state, now, member, name, int(hello["step"]), (term, version), tables
-            )
+                self.state, now, member, name, int(hello["step"]), (term, version), tables,
+                {int(i): str(slice_name) for i, slice_name in hello.get("names", {}).items()},
+            )  # fmt: skip
             if back is None:
                 return _say(writer, {"out": "it was given up while it was away"})
             self.state = back
@@ -161,6 +162,7 @@ class Coordinator:
             "told": [self.state.term, self.state.version],
             "tables": [table.to_json() for table in self.state.tables],
             "addresses": {str(i): address for i, address in self._addresses.items()},
+            "names": {str(member.id): member.slice for member in self.state.members.values()},
             "committed": self.state.committed,
         }
 

@@ -27,17 +27,18 @@ def returned(
     step: int,
     told: tuple[int, int],
     tables: Sequence[Table],
+    names: Mapping[int, str] = {},
 ) -> State | None:
     """A member that had lost its connection, or whose coordinator is new; None if it is out.
 
     `told` is the (term, version) of the `tables` it has. A new coordinator knows nothing but what members tell it, and
-    takes the newest of their tables.
+    takes the newest of their tables. `names` are the slices of those in them.
     """
     if member_id in state.members:
         back = replace(state.members[member_id], closed_at=None, seen_at=now)
         return replace(state, members={**state.members, member_id: back})
     if told[0] >= state.term or (state.adopted is not None and told > state.adopted):
-        state = _adopt(state, now, told, tables)
+        state = _adopt(state, now, told, tables, names)
     elif told[0] == state.term or state.adopted is None:
         return None
     inside = any(member_id in table.members for table in state.tables)
@@ -48,10 +49,12 @@ def returned(
     return replace(state, members=members, next_id=max(state.next_id, member_id + 1))
 
 
-def _adopt(state: State, now: float, told: tuple[int, int], tables: Sequence[Table]) -> State:
+def _adopt(
+    state: State, now: float, told: tuple[int, int], tables: Sequence[Table], names: Mapping[int, str]
+) -> State:
     """The tables of an earlier coordinator. Their members that are not here yet count as just gone."""
     others = {i for table in tables for i in table.members} - state.members.keys()
-    absent = {i: Member(i, f"member {i}", Phase.IN, 0, now, closed_at=now) for i in others}
+    absent = {i: Member(i, names.get(i, f"member {i}"), Phase.IN, 0, now, closed_at=now) for i in others}
     return replace(
         state,
         term=max(state.term, told[0] + 1),

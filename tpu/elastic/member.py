@@ -303,7 +303,9 @@ class _Stint:
         with self._news:
             self._told = told
             self._news.notify_all()
-            if self._me >= 0:
+            if self._control.out is not None:
+                self._hooks.leads(False)  # at once, however long the unit lasts that is computed now
+            elif self._me >= 0:
                 self._use(told)
             followed = self._followed
         if followed is not None and self._has_units():

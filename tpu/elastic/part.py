@@ -179,10 +179,16 @@ class Part:
             1, {}, {**extra, "work units": f"{role.units} on {role.unit_devices} device(s) each"}
         )
         state, step, mixed = self._restore(program, facts)
+        if step >= plan.last_step:
+            self.tell("commit", step=step)  # perhaps nobody has heard of it
+            self.tell("done", step=step)
+            return state
         self._warm = warm
-        saving = self._saving = Saving(plan, program.arrays, facts, mixed, self.tell, role.log_every)
         host = own_address(os.environ)
         finder = self._finder = Finder(plan.run_dir, host, lambda key: self._serve(host, key))
+        saving = self._saving = Saving(
+            plan, program.arrays, facts, mixed, self.tell, role.log_every, finder.is_current
+        )
         settings = Settings(
             slice=role.title,
             key=self._key(finder),
@@ -229,7 +235,6 @@ class Part:
                 f"{'; '.join(differences)}. Resume on the same, or allow it by name (allow_mixed) and the run is "
                 "marked mixed"
             )
-        self._committed = found.step
         return program.from_arrays(found.arrays), found.step, found.manifest.mixed or bool(differences)
 
     def _key(self, finder: Finder) -> str:

@@ -107,6 +107,11 @@ class Finder:
         except StorageUnavailable as error:
             raise OSError(f"where the coordinator is cannot be read: {error}") from error
 
+    def is_current(self) -> bool:
+        """Whether the coordinator that was named last is the run's still. Raises StorageUnavailable."""
+        found = look(self._run_dir)
+        return found is not None and found[0].term == self._term
+
     def _gives_up(self, place: Place) -> bool:
         now = self._clock()
         if place.term != self._term:

@@ -15,6 +15,9 @@ from enum import Enum
 
 from tpu.elastic.table import Table, deal, table_of, without
 
+# Why a member is out that has done all there was to do.
+FINISHED = "it has finished"
+
 
 class Phase(str, Enum):
     JOINING = "joining"  # compiles, loads, or follows a peer
@@ -131,7 +134,7 @@ def _lost(now: float, state: State, options: Options) -> list[Evicted]:
             # Its connections to us and to a peer are gone: two witnesses.
             witnesses = [m.id for m in state.members.values() if member.id in m.broken]
             if member.step >= options.last_step:
-                why = "it has finished"
+                why = FINISHED
             elif witnesses or away > options.reconnect_s:
                 why = "its connections are closed" if witnesses else "its connection is closed"
         if why is not None:
@@ -244,7 +247,7 @@ def _form(now: float, state: State, options: Options) -> tuple[State, str]:
     """The first table, when enough members are ready."""
     ready = {i: m for i, m in state.members.items() if m.phase is Phase.READY and m.closed_at is None}
     if not ready:
-        return replace(state, forming_since=None), "waiting for the first member"
+        return replace(state, forming_since=None), ""
     since = state.forming_since if state.forming_since is not None else now
     state = replace(state, forming_since=since)
     step = max(m.step for m in ready.values())

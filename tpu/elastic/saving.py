@@ -42,7 +42,10 @@ class _Wanted:
 
 
 class Saving:
-    """`arrays` gives a state's arrays by name; `tell` notes an event. Losses are logged every `log_every` steps."""
+    """`arrays` gives a state's arrays by name; `tell` notes an event. Losses are logged every `log_every` steps.
+
+    `confirmed` says, before an attempt is opened, whether who told this member to save is the run's coordinator still.
+    """
 
     def __init__(
         self,
@@ -52,9 +55,12 @@ class Saving:
         mixed: bool,
         tell: Tell,
         log_every: int = 1,
+        confirmed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.failure: DivergedError | None = None
         self._plan, self._arrays, self._tell, self._log_every = plan, arrays, tell, log_every
+        self._confirmed = confirmed
+        self._committed = 0
         self._environment, self._mixed = dict(environment), mixed
         self._lock = threading.Lock()
         self._losses: dict[int, tuple[float, float]] = {}  # of steps that are not committed: (when, loss)
@@ -83,6 +89,7 @@ class Saving:
     def forget(self, step: int) -> None:
         """Everything up to `step` is committed, and so are its losses."""
         with self._lock:
+            self._committed = max(self._committed, step)
             self._losses = {at: row for at, row in self._losses.items() if at > step}
 
     def hand_on(self) -> dict[str, np.ndarray]:
@@ -107,7 +114,8 @@ class Saving:
         leads, failed = False, False
         pending: dict[int, _Wanted] = {}
         while True:
-            due = leads and (pending or self._saver is None) and self.failure is None
+            begins = self._saver is None and self._committed < self._plan.last_step
+            due = leads and (pending or begins) and self.failure is None
             try:
                 item = self._queue.get(timeout=(AGAIN_S if failed else 0) if due else None)
             except queue.Empty:
@@ -126,13 +134,15 @@ class Saving:
     def _save_all(self, pending: dict[int, _Wanted]) -> bool:
         """Save and commit what is pending; whether that went well."""
         try:
+            if self._saver is None and not self._confirmed():
+                return False
             saver = self._saver or self._begin_attempt()
             for step in sorted(pending):
                 saver.save(step, dict(self._arrays(pending[step].state)))
             if pending:
                 saver.wait()
         except FencedOut as error:
-            # Another one was told to save meanwhile, or was while we hung. If it is us, we hear no other.
+            # Another one was told to save, perhaps while we hung: then we hear so before this is tried again.
             self._tell("save_refused", reason=str(error))
             self._end_attempt()
             return False

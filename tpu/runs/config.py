@@ -237,6 +237,43 @@ class Tracking(_Part):
         return self.wandb is not None or self.tensorboard
 
 
+class Elastic(_Part):
+    """How a run with `mode: elastic` cuts its steps, and whom it waits for. Units and their devices change numbers."""
+
+    units: int = Field(
+        default=8,
+        ge=1,
+        le=4096,
+        description="Work units a step: the batch is cut into so many equal parts, whoever computes them. A multiple "
+        "of every number of slices that may be there shares them out evenly.",
+        examples=[24],
+    )
+    unit_devices: int = Field(
+        default=1, ge=1, description="Devices that compute a unit together; a slice needs at least so many."
+    )
+    least_slices: int = Field(
+        default=1, ge=1, description="Training begins with so many slices when `wait_minutes` are over."
+    )
+    wait_minutes: float = Field(
+        default=10,
+        ge=0,
+        description="At the start, and when all slices were lost, the slices that are ready wait so long for the rest.",
+    )
+    stuck_seconds: float = Field(
+        default=60,
+        gt=0,
+        description="A slice for which the others wait for longer is given up: it hangs. They go on without it.",
+    )
+    compare_every: int = Field(
+        default=100,
+        ge=0,
+        description="Steps between two comparisons of all slices' parameters, which find a bad chip; 0: never.",
+    )
+
+
+# `-slice63` is added to it.
+LONGEST_NAME_OVER_SLICES, MOST_SLICES = 32, 64
+
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -284,6 +321,20 @@ class RunConfig(_Part):
         default=CheckpointRule(), description="At which steps a segment ends."
     )
     slice: Slice = Field(default=Slice(), description="The TPU slice to train on.")
+    slices: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_SLICES,
+        description="Number of such slices that train together; several need a `mode`. It changes no number.",
+    )
+    mode: Literal["spmd", "elastic"] | None = Field(
+        default=None,
+        description="How several slices train together. elastic: each runs a program of its own, and they sum the "
+        "gradients; a slice that is lost costs no step. spmd: one program over all slices (not offered yet).",
+    )
+    elastic: Elastic | None = Field(
+        default=None, description="Settings of `mode: elastic`; its defaults if empty."
+    )
     max_cost: float | None = Field(
         default=None,
         gt=0,
@@ -408,8 +459,76 @@ class RunConfig(_Part):
                 f"max_cost cannot be held without the price of {free[0]}: set price_an_hour (US dollars an hour for "
                 "the whole slice) of the slice, or of each of its candidates"
             )
+        self._check_slices()
         stop_steps(self.checkpoints, self.steps)  # refuses impossible rules here, before anything is made
         return self
+
+    def _check_slices(self) -> None:
+        """Raises ValueError, one sentence, for what several slices cannot do."""
+        if self.mode is None:
+            if self.slices > 1:
+                raise ValueError(
+                    f"slices: {self.slices} slices need a mode: write `mode: elastic`, in which a slice that is lost "
+                    "costs no step"
+                )
+            if self.elastic is not None:
+                raise ValueError("elastic: these are settings of `mode: elastic`, and no mode is given")
+            return
+        kinds = [accelerator_type(name) for name in self.slice.types]
+        if self.mode == "spmd":
+            old = [kind.name for kind in kinds if kind.name.startswith(("v2-", "v3-"))]
+            if self.slices > 1 and old:
+                raise ValueError(
+                    f"mode: {old[0]} does not support one program over several slices (MEGASCALE): choose v4 or "
+                    "newer, or `mode: elastic`, which needs no such support"
+                )
+            raise ValueError("mode: spmd is not offered yet: write `mode: elastic`, or leave mode out")
+        settings = self.elastic or Elastic()
+        if settings.units < self.slices:
+            raise ValueError(
+                f"elastic.units: {settings.units} work units cannot be shared by {self.slices} slices: write at least "
+                f"{self.slices}, better a multiple of it"
+            )
+        if settings.least_slices > self.slices:
+            raise ValueError(
+                f"elastic.least_slices: {settings.least_slices} are more than the run's {self.slices} slices"
+            )
+        if len(self.name) > LONGEST_NAME_OVER_SLICES:
+            raise ValueError(
+                f"name: at most {LONGEST_NAME_OVER_SLICES} characters with a mode, since each slice's part is called "
+                f"NAME-slice0 and so on; found {len(self.name)}"
+            )
+        if self.framework != "jax":
+            raise ValueError(f"mode: elastic is for JAX programs, found framework {self.framework}")
+        if self.command is not None and not self.contract:
+            raise ValueError(
+                "mode: elastic needs a command that takes part by tpu.train.elastic or tpu.elastic.part: write "
+                "`contract: true` if yours does"
+            )
+        if self.slice.chips is not None:
+            raise ValueError("slice.chips: a run with a mode takes whole slices; leave chips out")
+        for kind in kinds:
+            if kind.hosts > 1:
+                raise ValueError(
+                    f"slice.accelerator_type: {kind.name} has {kind.hosts} hosts, and mode: elastic takes slices with "
+                    "one host so far, such as v4-8 or v5litepod-8"
+                )
+            if kind.chips < settings.unit_devices:
+                raise ValueError(
+                    f"elastic.unit_devices: a {kind.name} has {kind.chips} chips, so {settings.unit_devices} devices "
+                    "cannot compute a unit there"
+                )
+        if self.training is not None:
+            if self.training.shard_parameters:
+                raise ValueError(
+                    "training.shard_parameters: with mode: elastic each unit has whole parameters; leave it out"
+                )
+            batch, parts = self.training.workload.batch, settings.units * settings.unit_devices
+            if batch % parts:
+                raise ValueError(
+                    f"training.workload.batch: {batch} cannot be cut into {settings.units} work units for "
+                    f"{settings.unit_devices} device(s) each: choose a multiple of {parts}"
+                )
 
     @property
     def commits(self) -> bool:
@@ -433,7 +552,10 @@ class RunConfig(_Part):
 
         How far the run goes, where it is cut, on what terms its slice is had and what is watched do not.
         """
-        part = {} if self.slice.chips is None else {"chips": self.slice.chips}
+        part: dict[str, Any] = {} if self.slice.chips is None else {"chips": self.slice.chips}
+        if self.mode == "elastic":
+            settings = self.elastic or Elastic()
+            part["elastic"] = {"units": settings.units, "unit_devices": settings.unit_devices}
         return part | {
             "framework": self.framework,
             "training": self.training.model_dump(mode="json") if self.training else None,

@@ -51,12 +51,21 @@ def look(events: Sequence[RunEvent], max_cost: float, now: float) -> CostLook:
     )
 
 
-async def hold_max_cost(config: RunConfig, log: EventLog, tenure: Tenure, clock: Clock) -> None:
-    """Watch the money of a run until its limit is reached; then end the tenure, so that the run is left in order."""
+async def hold_max_cost(
+    config: RunConfig,
+    log: EventLog,
+    tenure: Tenure,
+    clock: Clock,
+    others: Callable[[], Sequence[RunEvent]] = lambda: (),
+) -> None:
+    """Watch the money of a run until its limit is reached; then end the tenure, so that the run is left in order.
+
+    `others` are the histories of runs that it pays for.
+    """
     if config.max_cost is None:
         return
     try:
-        spent = await _until_spent(config.name, config.max_cost, log, tenure.report, clock)
+        spent = await _until_spent(config.name, config.max_cost, log, tenure.report, clock, others)
     except Exception as error:  # a limit that nobody watches is none
         tenure.interrupt(error)
         raise
@@ -65,11 +74,16 @@ async def hold_max_cost(config: RunConfig, log: EventLog, tenure: Tenure, clock:
 
 
 async def _until_spent(
-    run: str, limit: float, log: EventLog, report: Callable[[str], None], clock: Clock
+    run: str,
+    limit: float,
+    log: EventLog,
+    report: Callable[[str], None],
+    clock: Clock,
+    others: Callable[[], Sequence[RunEvent]],
 ) -> float:
     warned, told = False, set[str]()
     noted = any(one.kind == "max-cost-warned" and one.detail["max_cost"] == limit for one in log.events)
-    while not (found := look(log.events, limit, clock.time())).reached:
+    while not (found := look([*log.events, *others()], limit, clock.time())).reached:
         for candidate in set(found.unpriced) - told:
             report(f"{candidate} has no price: what it costs is not counted towards max_cost")
             told.add(candidate)

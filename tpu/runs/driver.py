@@ -24,6 +24,7 @@ from tpu.runs.eviction import Eviction
 from tpu.runs.goodput import waste_begins
 from tpu.runs.lanes import Ending, Lanes, resumed_at
 from tpu.runs.overview import reached
+from tpu.runs.parts import Part
 from tpu.runs.record import RunRecord
 from tpu.runs.slice_holder import SliceHolder
 from tpu.runs.sync import Installed, SyncError
@@ -77,7 +78,8 @@ def attempt_ended(record: RunRecord, events: Sequence[RunEvent], verdict: Verdic
 class RunDriver:
     """Acts for one run while its controller holds the right to.
 
-    That of a pack has the `lanes` of the runs that it trains: their attempts begin and end with its own.
+    That of a pack has the `lanes` of the runs that it trains: their attempts begin and end with its own. That of a
+    slice's `part` takes part in another run, which has the checkpoints.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class RunDriver:
         secrets: dict[str, str],
         listener: Listener,
         lanes: Lanes | None = None,
+        part: Part | None = None,
     ) -> None:
         self.record = run.record
         self.run_dir = run.run_dir
@@ -97,6 +100,7 @@ class RunDriver:
         self._secrets = secrets
         self._listener = listener
         self._lanes = lanes
+        self._part = part
         self._watch: GangWatch | None = None
         self._spec: GangSpec | None = None
         self._attempt_task: asyncio.Task[Verdict] | None = None
@@ -211,6 +215,7 @@ class RunDriver:
             self._slices.installed,
             self._secrets,
             members,
+            self._part,
         )
         self._follow(spec, newest)
         return number
@@ -339,7 +344,7 @@ class RunDriver:
         told_to_save = (stopped and save) or view.told_to_leave or any(host.noticed for host in view.hosts)
         grace_s = self.record.config.grace_seconds if told_to_save else FALLEN_GRACE_S
         gone = view.finished or await self._end(spec, view, grace_s)
-        give_up = not verdict.slice_recovers and not (gone and verdict.slice_usable)
+        give_up = not verdict.slice_recovers and not (gone and verdict.slice_usable and view.bad is None)
         if (
             self._lanes is not None
         ):  # before its own end is noted: who takes it up after that looks at none of them
@@ -349,6 +354,8 @@ class RunDriver:
         fence = await asyncio.to_thread(update_fence, self.run_dir, close_attempt)
         last = fence.closed.get(spec.attempt)
         reached = last.step if last else resumed_at(fence, spec.attempt)
+        if self._part is not None:
+            reached = await self._kept(self._part, view)
         await self.log.note(
             "attempt-ended", attempt=spec.attempt, slice=name, verdict=verdict.kind.value, reason=verdict.reason,
             evidence=list(verdict.evidence), last_commit=last.step if last else None, phases=view.phases, ended=ended,
@@ -366,7 +373,8 @@ class RunDriver:
         if self._in_repair:
             return verdict
         if give_up:
-            await self._slices.delete(name, NOT_CONFIRMED_DEAD if verdict.slice_usable else verdict.reason)
+            why = verdict.reason if view.bad is None else view.bad
+            await self._slices.delete(name, NOT_CONFIRMED_DEAD if verdict.slice_usable and not gone else why)
         elif view.evicted is not None:
             await self._slices.part_with(verdict.reason)
         elif doubt is not None and doubt.proven:
@@ -375,6 +383,13 @@ class RunDriver:
             self._slices.avoid(name)
             await self._slices.part_with(doubt.why)
         return verdict
+
+    async def _kept(self, part: Part, view: GangView) -> int:
+        """The step up to which nothing is lost: others have what this slice had, or it is committed."""
+        if part.others():
+            return view.step
+        newest = (await asyncio.to_thread(load_fence, part.run_dir)).newest()
+        return newest.step if newest else 0
 
     async def _end(self, spec: GangSpec, view: GangView, grace_s: float) -> bool:
         """End the gang on every host that can be reached; True if all are confirmed dead."""

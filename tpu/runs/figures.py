@@ -11,10 +11,12 @@ from tpu.checkpoint.digest import run_digest
 from tpu.checkpoint.fence import Commit, load_fence
 from tpu.checkpoint.restore import Damaged, read_manifest
 from tpu.runs.evaluation import load_evaluation
-from tpu.runs.event_log import RunEvent
+from tpu.runs.event_log import RunEvent, load_events
 from tpu.runs.links import file_links
-from tpu.runs.record import RunRecord
+from tpu.runs.parts import part_names
+from tpu.runs.record import RunRecord, bucket_of, run_directory
 from tpu.runs.report import Report, draw, graphs_told, make_report, to_markdown
+from tpu.runs.report_of_parts import with_parts
 from tpu.runs.unwatched import filled_in, is_unwatched
 from tpu.runtime.metrics import read_events, read_metrics, read_records
 
@@ -45,7 +47,11 @@ def collect(
         committed = record.config.steps
     mixed = is_mixed(run_dir, newest)
     graphs = graphs_told(read_events(run_dir)) if record.config.framework == "xla" else None
-    return make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
+    report = make_report(record, events, committed, digest, evaluations, losses, failure, now, mixed, graphs)
+    if not (parts := part_names(record.config)):
+        return report
+    histories = [load_events(run_directory(bucket_of(run_dir), name)) for name in parts]
+    return with_parts(report, histories, committed, now)
 
 
 def is_mixed(run_dir: str, newest: Commit | None) -> bool:

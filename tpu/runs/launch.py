@@ -14,6 +14,7 @@ from tpu.hosts.gang import GangSpec, HostStatus, Tenant
 from tpu.hosts.identity import Identity
 from tpu.runs.code import Bundle, CodeError
 from tpu.runs.config import RunConfig
+from tpu.runs.parts import Part, role_of
 from tpu.runs.plan import CheckpointRule
 from tpu.runs.record import RunRecord
 from tpu.runs.sync import Installed
@@ -30,6 +31,7 @@ from tpu.train.packs import Member
 
 TRAINERS = {"jax": ["-m", "tpu.train.jax_trainer"], "xla": ["-m", "tpu.train.xla_trainer"]}
 PACK_TRAINER = ["-m", "tpu.train.pack_trainer"]
+ELASTIC_TRAINER = ["-m", "tpu.train.elastic_trainer"]
 # torch_xla would take the host's processor, and say so in a warning only, where it finds no chips.
 FRAMEWORK_VARIABLES = {"jax": {}, "xla": {"PJRT_DEVICE": "TPU"}}
 # The host's own PYTHONPATH and PATH stay behind ours: an image may need them.
@@ -121,25 +123,28 @@ def gang_spec(
     installed: Installed,
     secrets: dict[str, str],
     members: Sequence[Member] = (),
+    part: Part | None = None,
 ) -> GangSpec:
     """What every host of the slice is to run for this attempt, on the chips that the run holds.
 
-    `members` are those of a pack, as its program is told of them.
+    `members` are those of a pack, as its program is told of them. With a `part` it takes part in another run: what it
+    saves is that one's.
     """
     config = record.config
+    told = record if part is None else part.record
     kind = accelerator_type(ready.request.accelerator_type)
-    program = _program(record, installed)
+    program = _program(record, installed, part)
     common = (
         FRAMEWORK_VARIABLES[config.framework]
         | config.variables
         | {
-            "RELAY_RUN_DIR": run_dir,
+            "RELAY_RUN_DIR": run_dir if part is None else part.run_dir,
             "RELAY_RESUME": f"{resume.step}/{resume.attempt}" if resume else "",
-            "RELAY_STOP_STEPS": ",".join(map(str, record.segments)),
-            "RELAY_LAST_STEP": str(config.steps),
+            "RELAY_STOP_STEPS": ",".join(map(str, told.segments)),
+            "RELAY_LAST_STEP": str(told.config.steps),
             "RELAY_SEED": str(config.training.seed if config.training else config.seed),
             "RELAY_ALLOW_MIXED": "1" if config.allow_mixed else "0",
-            "RELAY_KEEP": keep_rule(config.checkpoints),
+            "RELAY_KEEP": keep_rule(told.config.checkpoints),
             "RELAY_PYTHONPATH": ":".join(installed.python_path),
             "RELAY_PATH": installed.bin_folder,
         }
@@ -158,18 +163,19 @@ def gang_spec(
         for host in ready.hosts
     }
     training = (
-        config.training.model_dump(mode="json") | {"data_sha256": record.data_sha256}
-        if config.training
+        told.config.training.model_dump(mode="json") | {"data_sha256": told.data_sha256}
+        if told.config.training
         else {"members": [member.to_values() for member in members]}
         if members
         else {}
     )
+    role = {} if part is None else {"elastic": role_of(part, ready.name)}
     return GangSpec(
         run=config.name,
         attempt=attempt,
         argv=["/bin/sh", "-c", _WITH_PATHS, "sh", *program],
         environments=environments,
-        files={"config.json": json.dumps(training)},
+        files={"config.json": json.dumps(training | role)},
         log_target=f"{run_dir}/logs/{attempt}",
         secrets=list(secrets.values()),
         grace_s=config.grace_seconds,
@@ -178,10 +184,13 @@ def gang_spec(
     )
 
 
-def _program(record: RunRecord, installed: Installed) -> list[str]:
+def _program(record: RunRecord, installed: Installed, part: Part | None) -> list[str]:
     config = record.config
     if record.members:
         return [installed.python, *PACK_TRAINER]
+    if part is not None:
+        own = part.record.config.command
+        return [installed.python, *ELASTIC_TRAINER] if own is None else own
     if config.command is None:
         return [installed.python, *TRAINERS[config.framework]]
     if config.contract:

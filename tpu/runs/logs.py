@@ -10,6 +10,7 @@ from tpu.checkpoint import files
 from tpu.checkpoint.fence import load_fence
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, load_events
+from tpu.runs.parts import part_names
 from tpu.runs.record import load_record
 from tpu.topology import accelerator_type
 
@@ -38,6 +39,7 @@ def read_log(
     Raises:
         NoLog: there is none (yet), or no such attempt or host.
     """
+    _refuse_over_slices(run_dir, run)
     number = _attempt(run_dir, run, attempt)
     _check_host(run_dir, run, host)
     parts = log_parts(run_dir, number, host)
@@ -61,6 +63,7 @@ def follow_log(
     run_dir: str, run: str, attempt: int | None, host: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[bytes]:
     """The parts as they come, from attempt to attempt, until nobody drives the run; of one attempt, until it ended."""
+    _refuse_over_slices(run_dir, run)
     number = _attempt(run_dir, run, attempt) if attempt is not None or load_fence(run_dir).attempt else 1
     _check_host(run_dir, run, host)
     seen = 0
@@ -77,6 +80,13 @@ def follow_log(
             return
         else:
             sleep(LOOK_S)
+
+
+def _refuse_over_slices(run_dir: str, run: str) -> None:
+    if parts := part_names(load_record(run_dir).config):
+        raise NoLog(
+            f"{run} trains on several slices, each of which has a log: relay logs {' or '.join(parts)}"
+        )
 
 
 def _attempt(run_dir: str, run: str, attempt: int | None) -> int:

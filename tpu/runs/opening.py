@@ -36,6 +36,7 @@ from tpu.runs.lanes import Lane, Lanes
 from tpu.runs.launch import requirements_text, run_wanted
 from tpu.runs.long_wait import note_long_waits
 from tpu.runs.membership import Membership
+from tpu.runs.parts import Part
 from tpu.runs.record import (
     RunNotFound,
     RunRecord,
@@ -98,12 +99,13 @@ async def open_run(
     told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
     lanes: Lanes | None = None,
     wandb_key: str | None = None,
+    part: Part | None = None,
 ) -> AsyncIterator[RunDriver]:
     """The driver of a run; let it `take_up` first what an earlier one left.
 
     What is not `shared` with other runs of this process it has for itself. `told` gets the run's history after each
-    new event, as EventLog says. With `lanes` it is a pack, which trains their runs. `wandb_key` is the API key for what
-    `tracking` wants; offline without one.
+    new event, as EventLog says. With `lanes` it is a pack, which trains their runs; with a `part` it takes part in
+    another run. `wandb_key` is the API key for what `tracking` wants; offline without one.
 
     Raises:
         tpu.runs.config.RunConfigError: a package that `tracking` wants is not installed.
@@ -121,7 +123,14 @@ async def open_run(
     run_dir = run_directory(connection.bucket, config.name)
     members = lanes.names if lanes is not None else ()
     record, code = await asyncio.to_thread(
-        _record, config, run_dir, connection, folder or Path.cwd(), clock.time(), members
+        _record,
+        config,
+        run_dir,
+        connection,
+        folder or Path.cwd(),
+        clock.time(),
+        members,
+        "" if part is None else part.record.config.name,
     )
     async with _driving(
         record,
@@ -140,6 +149,7 @@ async def open_run(
         wandb_key,
         spends=True,
         lanes=lanes,
+        part=part,
     ) as driver:
         yield driver
 
@@ -154,24 +164,29 @@ async def open_lane(
     folder: Path,
     clock: Clock,
     wandb_key: str | None = None,
+    take_over: bool = False,
+    told: Callable[[Sequence[RunEvent]], None] = lambda _: None,
+    spent: Callable[[], Sequence[RunEvent]] = lambda: (),
 ) -> AsyncIterator[Lane]:
-    """A run that a pack is to train: its record, and the right to act for it, without a slice or a gang of its own.
+    """A run that others train: its record, and the right to act for it, without a slice or a gang of its own.
+
+    `spent` gives the histories of runs whose slices it pays for, besides the shares that stand in its own.
 
     Raises:
         As open_run.
     """
     run_dir = run_directory(connection.bucket, config.name)
     record, code = await asyncio.to_thread(_record, config, run_dir, connection, folder, clock.time())
-    controller = await become_controller(run_dir, owner, False, clock, report)
+    controller = await become_controller(run_dir, owner, take_over, clock, report)
     record, _ = await asyncio.to_thread(_corrected, run_dir, record, code, report)
-    log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time)
+    log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time, told)
     tenure = Tenure(controller, run_dir, clock, report)
     sinks = sinks_of(config.tracking, record, run_dir, wandb_key, connection.home)
     lane = Lane(record, run_dir, log, tenure, Tracker(record, run_dir, sinks, tenure.check, report))
     lane.recall(await asyncio.to_thread(load_fence, run_dir))
     await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
     tenure.start()
-    spending = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock))
+    spending = asyncio.create_task(hold_max_cost(record.config, log, tenure, clock, spent))
     try:
         async with lane.tracker:
             yield lane
@@ -240,6 +255,7 @@ async def _driving(
     *,
     spends: bool,
     lanes: Lanes | None = None,
+    part: Part | None = None,
 ) -> AsyncIterator[RunDriver]:
     """A driver that holds the right to act, and gives it back at the end. One that `spends` is held to max_cost."""
     controller = await become_controller(run_dir, owner, take_over, clock, report)
@@ -270,7 +286,7 @@ async def _driving(
         )
         sinks = sinks_of(tracking, record, run_dir, wandb_key, connection.home)
         tracker = Tracker(record, run_dir, sinks, tenure.check, report)
-        driver = RunDriver(run, SliceHolder(run), secrets, CommitHeard(listener, tracker), lanes)
+        driver = RunDriver(run, SliceHolder(run), secrets, CommitHeard(listener, tracker), lanes, part)
         await log.note("driver-started", term=controller.term, owner=f"{owner.host}:{owner.pid}")
         tenure.start()
         member.start()
@@ -302,6 +318,7 @@ def _record(
     folder: Path,
     now: float,
     members: tuple[str, ...] = (),
+    part_of: str = "",
 ) -> tuple[RunRecord, Bundle]:
     """The run's record, and the code it was created with: a run that is taken up keeps its code.
 
@@ -311,15 +328,16 @@ def _record(
     try:
         existing = load_record(run_dir)
     except RunNotFound:
-        record, _ = _new_record(config, run_dir, connection, folder, now, members)
+        record, _ = _new_record(config, run_dir, connection, folder, now, members, part_of)
         record = create_or_take_up(run_dir, record)
         return record, _recorded_code(run_dir, record)
     fence = load_fence(run_dir)
-    found = (existing.config, existing.data_sha256, existing.members)
-    same = found == (config, data_hash(config), members)
+    found = (existing.config, existing.data_sha256, existing.members, existing.part_of)
+    same = found == (config, data_hash(config), members, part_of)
     if not same and never_began(existing, fence):
-        return _new_record(config, run_dir, connection, folder, now, members)
-    check_same(existing, RunRecord(config, data_hash(config), existing.code, now, members=members))
+        return _new_record(config, run_dir, connection, folder, now, members, part_of)
+    wanted = RunRecord(config, data_hash(config), existing.code, now, members=members, part_of=part_of)
+    check_same(existing, wanted)
     if existing.parent is not None and not fence.commits:
         parent = f"{existing.parent['run']}@{existing.parent['step']}"
         raise ForkUnfinished(
@@ -336,6 +354,7 @@ def _new_record(
     folder: Path,
     now: float,
     members: tuple[str, ...],
+    part_of: str,
 ) -> tuple[RunRecord, Bundle]:
     """A record that is not written yet, and its code, which is: whoever finds a record finds its code."""
     check_usable(connection.bucket, config.pool)
@@ -343,7 +362,7 @@ def _new_record(
     requirements_text(config, bundle)  # refused here, before anything is made
     code = {"source": bundle.source, "sha256": bundle.sha256}
     files.write(code_url(run_dir, code), bundle.data)
-    return RunRecord(config, data_hash(config), code, now, members=members), bundle
+    return RunRecord(config, data_hash(config), code, now, members=members, part_of=part_of), bundle
 
 
 def _corrected(

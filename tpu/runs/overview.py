@@ -42,6 +42,7 @@ class RunLine:
     created: float
     parent: str
     dollars: float | None = None
+    part_of: str = ""
 
 
 def list_runs(bucket: str) -> list[RunLine]:
@@ -73,7 +74,9 @@ def _line(run_dir: str, name: str) -> RunLine | None:
     state = state_of(run_dir, record, fence, seen[0] if seen else None, events)
     steps = record.config.steps if record.config.commits else None
     dollars = _saved_or_summed(run_dir) if whole else make_sum(events, time.time()).dollars
-    return RunLine(name, reached(record, fence, events), steps, state, record.created, parent, dollars)
+    return RunLine(
+        name, reached(record, fence, events), steps, state, record.created, parent, dollars, record.part_of
+    )
 
 
 def _saved_or_summed(run_dir: str) -> float | None:

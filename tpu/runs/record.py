@@ -39,7 +39,8 @@ class RunRecord:
 
     `code` names the program's source and its content hash. `parent` is None, or what the run was forked from: `run`,
     `step`, and `hash`, that of the parent's configuration. `extensions` lists (from_steps, to_steps) in order.
-    `members` are the runs that a pack trains in its one program, by lane; a run that is no pack has none.
+    `members` are the runs that a pack trains in its one program, by lane; a run that is no pack has none. `part_of` is
+    the run in which a slice's part takes part.
     """
 
     config: RunConfig
@@ -49,6 +50,7 @@ class RunRecord:
     parent: dict[str, Any] | None = None
     extensions: tuple[tuple[int, int], ...] = ()
     members: tuple[str, ...] = ()
+    part_of: str = ""
 
     @property
     def hash(self) -> str:
@@ -98,6 +100,7 @@ class RunRecord:
                 "parent": self.parent,
                 "extensions": [list(pair) for pair in self.extensions],
                 "members": list(self.members),
+                "part_of": self.part_of,
             },
             indent=1,
         ).encode()
@@ -114,6 +117,7 @@ class RunRecord:
                 parent=values["parent"],
                 extensions=tuple((a, b) for a, b in values["extensions"]),
                 members=tuple(values.get("members", ())),
+                part_of=values.get("part_of", ""),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise MalformedRecord(f"run.json cannot be understood ({error!r}): {data[:200]!r}") from error
@@ -195,6 +199,11 @@ def check_same(existing: RunRecord, wanted: RunRecord) -> None:
         trains = f"trains {', '.join(existing.members)} together" if existing.members else "is no pack"
         raise RunNameTaken(
             f"the run {name} {trains}; nothing was changed. Packs are started by their sweep alone"
+        )
+    if existing.part_of != wanted.part_of:
+        what = f"is a slice's part of {existing.part_of}" if existing.part_of else "is no part of another one"
+        raise RunNameTaken(
+            f"the run {name} {what}; nothing was changed. Parts are started by their run alone"
         )
     if existing.config.steps != wanted.config.steps:
         longer = wanted.config.steps > existing.config.steps

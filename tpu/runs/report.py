@@ -9,7 +9,7 @@ from typing import Any
 
 from tpu.money import dollar_column, in_dollars
 from tpu.runs.code import short_source
-from tpu.runs.config import RunConfig
+from tpu.runs.config import Elastic, RunConfig
 from tpu.runs.drawing import to_png
 from tpu.runs.evaluation_table import table_lines
 from tpu.runs.event_log import RunEvent
@@ -194,6 +194,9 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "configuration (sha256)", f"`{record.hash}`"
     yield "code", f"{short_source(record.code['source'])}, sha256 `{record.code['sha256'][:16]}…`"
     yield "slice", ", else ".join(map(str, config.slice.choices))
+    if config.mode is not None:
+        units = (config.elastic or Elastic()).units
+        yield "slices", f"{config.slices}, mode {config.mode}, {units} work units a step"
     yield "attempts", f"{len(report.attempts)}"
     if config.commits:
         yield "goodput", f"{report.goodput:.0%} of {report.wall_s:.0f} s"

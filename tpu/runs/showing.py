@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tpu.checkpoint.fence import load_fence
 from tpu.money import in_dollars
+from tpu.runs.config import Elastic
 from tpu.runs.controller import observe
 from tpu.runs.event_log import RunEvent, candidate_in, load_events
 from tpu.runs.ledger import Ledger, make_sum
 from tpu.runs.overview import reached, state_of
+from tpu.runs.parts import part_names
 from tpu.runs.record import RunRecord, load_record
 from tpu.runs.report import cost_text
 from tpu.runs.waiting_board import load_waiting
@@ -105,6 +107,11 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     )
     yield "program", f"{program}, {config.steps} steps" if config.commits else program
     yield "slice", ", else ".join(map(str, config.slice.choices))
+    if parts := part_names(config):
+        units = (config.elastic or Elastic()).units
+        yield "slices", f"{config.slices}, mode {config.mode}, {units} work units a step: {', '.join(parts)}"
+    if record.part_of:
+        yield "part of", record.part_of
     yield "configuration", f"sha256 {record.hash[:16]}…"
     yield "code", f"{record.code['source']}, sha256 {record.code['sha256'][:16]}…"
     if record.members:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from tpu.checkpoint.fence import Fence, load_fence
+from tpu.checkpoint.fence import Fence, close_attempt, load_fence, update_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
 from tpu.runs.controller import EXPIRY_S, observe, this_process
@@ -15,7 +16,8 @@ from tpu.runs.event_log import RunEvent, load_events, undeleted
 from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
 from tpu.runs.overview import reached
-from tpu.runs.record import RunRecord, load_record
+from tpu.runs.parts import part_names
+from tpu.runs.record import RunNotFound, RunRecord, load_record, run_directory
 from tpu.runs.stop_request import request_stop
 
 STOP_S = 900.0
@@ -51,6 +53,13 @@ async def stop_run(
     """
     record = await asyncio.to_thread(load_record, run_dir)
     asked = await ask_driver(run_dir, report)
+    if parts := part_names(record.config):
+        why = None if _finished(record, await asyncio.to_thread(load_fence, run_dir), ()) else WHY
+        if await _stop_parts(connection, run_dir, parts, flow_run):
+            events = await asyncio.to_thread(load_events, run_dir)
+            figures = await asyncio.to_thread(collect, record, run_dir, events, why, time.time())
+            await asyncio.to_thread(save_report, run_dir, figures)
+            asked = True
     events, fence = await asyncio.gather(
         asyncio.to_thread(load_events, run_dir), asyncio.to_thread(load_fence, run_dir)
     )
@@ -66,6 +75,19 @@ async def stop_run(
             figures = await asyncio.to_thread(collect, record, run_dir, events, why, time.time())
         await asyncio.to_thread(save_report, run_dir, figures)
     report(_outcome(record, fence, events, did_something=asked or left))
+
+
+async def _stop_parts(connection: Connection, run_dir: str, parts: Sequence[str], flow_run: str) -> bool:
+    """End what is left of a run's slices all at once, since one of them saves; whether there was something."""
+    before = await asyncio.to_thread(load_fence, run_dir)
+
+    async def stop(name: str) -> None:
+        with suppress(RunNotFound):
+            await stop_run(connection, run_directory(connection.bucket, name), lambda _: None, flow_run)
+
+    await asyncio.gather(*map(stop, parts))
+    await asyncio.to_thread(update_fence, run_dir, close_attempt)
+    return before.open
 
 
 def _finished(record: RunRecord, fence: Fence, events: Sequence[RunEvent]) -> bool:

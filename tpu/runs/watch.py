@@ -103,6 +103,7 @@ class GangView:
     steps: list[tuple[float, int]] = field(default_factory=list)
     commits: list[tuple[float, int]] = field(default_factory=list)
     diverged: str | None = None
+    bad: str | None = None  # how its slice was found to compute other numbers than others do
     hung_s: float | None = None
     life_over: str | None = None
     evicted: str | None = None
@@ -296,6 +297,8 @@ class GangWatch:
         view = self.view
         if (member := record.get("member")) is not None:
             view = view.members.setdefault(member, GangView([]))
+        if record["event"] == "bad":
+            view.bad = record["reason"]
         if record["event"] == "diverged":  # on any host: a bad state may be in one host's part alone
             view.diverged = view.diverged or record["reason"]
         if host.address.index != 0:
@@ -321,7 +324,7 @@ class GangWatch:
                 view.commits.append((at, record["step"]))
                 view.committed = max(view.committed, record["step"])
                 self._last_progress = self._clock.monotonic()
-            case "logged":
+            case "logged" | "waiting":
                 self._last_progress = self._clock.monotonic()
             case "restored":
                 resumed = record["step"] or 0

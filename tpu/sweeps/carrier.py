@@ -3,61 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from tpu.checkpoint.retry import StorageUnavailable
-from tpu.clock import Clock
-from tpu.cloud import CloudError
-from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
 from tpu.runs.carrying import carry
 from tpu.runs.config import RunConfig
-from tpu.runs.controller import ControllerLost, Owner
-from tpu.runs.driver import RunDriver
+from tpu.runs.controller import ControllerLost
+from tpu.runs.crew import Crew, clean_up
 from tpu.runs.event_log import RunEvent, undeleted
-from tpu.runs.opening import Shared, open_run
+from tpu.runs.opening import open_run
 from tpu.sweeps.board import Live
 from tpu.sweeps.course import TrialPruned
 from tpu.sweeps.hearing import Hearing
 from tpu.sweeps.queue import Running
 from tpu.sweeps.trial import trial_run
 from tpu.unbroken import unbroken
-
-CLEAN_UP_TRIES, CLEAN_UP_AGAIN_S = 4, 10.0
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What all trials of a sweep have in common."""
-
-    connection: Connection
-    owner: Owner
-    secrets: dict[str, str]
-    shared: Shared
-    clock: Clock
-    folder: Path
-    report: Callable[[str], None]
-    wandb_key: str | None = None
-    # Evaluations of this machine, each a process with threads of its own: not one a trial that ends.
-    evaluators: asyncio.Semaphore = field(
-        default_factory=lambda: asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
-    )
-
-
-async def clean_up(driver: RunDriver, crew: Crew, why: str, keep: bool, save: bool) -> None:
-    """RunDriver.clean_up, tried again if cloud or bucket do not answer."""
-    for left in reversed(range(CLEAN_UP_TRIES)):
-        try:
-            return await driver.clean_up(why, keep, save)
-        except (CloudError, StorageUnavailable) as error:
-            if not left or (isinstance(error, CloudError) and not error.retryable):
-                raise
-            driver.report(f"cleaning up once more: {error}")
-            await crew.clock.sleep(CLEAN_UP_AGAIN_S)
 
 
 def note_placed(live: Live, events: Sequence[RunEvent]) -> None:

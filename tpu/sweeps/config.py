@@ -261,6 +261,8 @@ def check_sweep(run: RunConfig, search: Search) -> None:
             f"run.name: a sweep's name has at most {NAME_LENGTH} characters, since its trials' are longer; "
             f"found {run.name}"
         )
+    if run.mode is not None:
+        raise SweepError("run.mode: a trial of a sweep trains on one slice; leave mode and slices out")
     own_seed = "training.seed" if run.training is not None else "seed"
     for name, why in (
         ("name", "a trial's name comes of its parameters"),

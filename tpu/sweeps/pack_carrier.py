@@ -17,6 +17,7 @@ from tpu.runs.carrying import attempt
 from tpu.runs.code import Bundle
 from tpu.runs.config import RunConfig
 from tpu.runs.controller import ControllerLost
+from tpu.runs.crew import Crew, clean_up
 from tpu.runs.driver import RunDriver, attempt_ended
 from tpu.runs.event_log import RunEvent
 from tpu.runs.lanes import Ending, Lane, Lanes
@@ -26,7 +27,7 @@ from tpu.runs.overview import reached
 from tpu.runs.record import RunNotFound, RunRecord, data_hash, renew_code, run_directory
 from tpu.runs.shares import next_shares, paid_last, share_detail
 from tpu.slices.verdict import Verdict, VerdictKind
-from tpu.sweeps.carrier import Crew, clean_up, note_placed
+from tpu.sweeps.carrier import note_placed
 from tpu.sweeps.hearing import Hearing
 from tpu.sweeps.packing import member_of, pack_name, pack_run
 from tpu.sweeps.queue import Running

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from tpu.elastic import part
 from tpu.train import optimizer
-from tpu.train.jax_units import JaxProgram
+from tpu.train.fingerprint import training_facts
+from tpu.train.jax_units import JaxProgram, update_with
 from tpu.train.settings import Training
 from tpu.train.step import Workload, initial_state, updated
+
+
+def train(
+    loss: Callable[[Any, Any], jax.Array],
+    unit_batch: Callable[[int, int], Any],
+    transformation: optax.GradientTransformation,
+    params: Any,
+) -> Any:
+    """The whole program of a command with `mode: elastic`: train to the run's last step, whatever slices come and go.
+
+    `loss(params, batch)` is the mean over a unit's batch, `unit_batch(step, unit)` gives that batch: both are functions
+    of their arguments alone. `transformation` is the optimizer, such as optax.adam(1e-3). Returns the final state,
+    {"params": …, "optimizer": …}.
+    """
+    with part.start() as own:
+        program = JaxProgram(
+            loss,
+            unit_batch,
+            update_with(transformation),
+            params,
+            transformation.init(params),
+            own.units,
+            own.unit_devices,
+        )
+        return own.train(program, training_facts)
 
 
 def unit_program(training: Training, workload: Workload, units: int, devices: int = 1) -> JaxProgram:
