@@ -15,6 +15,7 @@ import pytest
 
 from tests.scenarios.conftest import Lab
 from tests.scenarios.prefect_record import log_with, until_task_runs
+from tests.train.test_trainer import TINY_ICL
 from tests.trainers.gate import Gate
 from tests.trainers.units import alone
 from tpu.checkpoint.restore import restore
@@ -90,7 +91,7 @@ async def taking_part_again(run: RunConfig, number: int) -> None:
     """Return once the log tells so a second time."""
     said = f"slice{number} takes part from step"
     async with asyncio.timeout(60):
-        while (await log_with(run.name, said)).count(said) < 2:
+        while (await log_with(run.name, said)).count(said) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.5)  # asks the Prefect server anew
 
 
@@ -168,23 +169,27 @@ async def test_G4_nothing_starts_before_all_are_there_and_all_gone_it_goes_on_fr
 
 @pytest.mark.slow  # the suite has the loss of one of two above
 async def test_P3_two_of_three_slices_are_lost_and_had_again_and_the_bits_are_those_of_one_slice_alone(
-    lab: Lab,
+    lab: Lab, tmp_path: Path
 ):
-    run = elastic(lab, "elastic-three", slices=3, steps=160, variables=PACED)
+    gate = Gate(tmp_path / "gate", before=45)
+    run = elastic(lab, "elastic-three", slices=3, steps=200, variables=PACED | gate.variables)
     async with lab.training(run) as task:
         await lab.until_step(run.name, 20, task)
         await asyncio.to_thread(lab.emulator.kill_host, node_of(lab, run, 2), 0)
+        lost = part_name(run.name, 2)
+        await lab.until(lambda: len(lab.events(lost, "attempt-started")) == 2, "it is had again", task)
+        gate.open()
         await taking_part_again(run, 2)
         await asyncio.to_thread(lab.emulator.preempt, node_of(lab, run, 0), state="STOPPED")
         await taking_part_again(run, 0)
     assert_as_alone(lab, run)
-    assert reached(lab, run, 1) == [(0, 160)]
+    assert reached(lab, run, 1) == [(0, 200)]
     assert lab.verdicts(part_name(run.name, 2)) == ["infrastructure", "finished"]
     assert lab.verdicts(part_name(run.name, 0)) == ["preempted", "finished"]
     for number in (0, 2):
-        (begin, lost), (again, end) = reached(lab, run, number)
-        assert begin < lost < again < end == 160
-    single = elastic(lab, "elastic-one", slices=1, steps=160)
+        (begin, until), (again, end) = reached(lab, run, number)
+        assert begin < until < again < end == 200
+    single = elastic(lab, "elastic-one", slices=1, steps=200)
     await lab.train(single)
     assert (lab.digest(run.name), lab.losses(run.name)) == (lab.digest(single.name), lab.losses(single.name))
 
@@ -279,3 +284,21 @@ async def test_C10_a_loss_that_is_no_number_ends_every_slice_at_once_and_keeps_t
         await lab.train(run)
     assert lab.newest_step(run.name) == 20
     assert all(lab.verdicts(part_name(run.name, number)) == ["user failure"] for number in (0, 1))
+
+
+@pytest.mark.slow  # starts JAX four times
+async def test_the_built_in_training_has_the_same_bits_on_one_slice_and_on_two_of_which_one_is_preempted(
+    lab: Lab,
+):
+    values: dict[str, Any] = {
+        "command": None, "contract": False, "training": TINY_ICL | {"log_every": 10},
+        "elastic": {"units": 4}, "every": 100, "steps": 400,
+    }  # fmt: skip
+    single, run = (elastic(lab, f"elastic-icl{n}", slices=n, **dict(values)) for n in (1, 2))
+    await lab.train(single)
+    async with lab.training(run) as task:
+        await lab.until_step(run.name, 100, task)
+        await asyncio.to_thread(lab.emulator.preempt, node_of(lab, run, 1), notice=False)
+    assert lab.verdicts(part_name(run.name, 1))[0] == "preempted"
+    assert (lab.digest(run.name), lab.losses(run.name)) == (lab.digest(single.name), lab.losses(single.name))
+    assert len(lab.losses(run.name)) == 40
