@@ -21,7 +21,7 @@ from tpu.runs.driver import AttemptEnded
 from tpu.runs.sink import numbers_of
 from tpu.runs.tensorboard import TensorBoardFiles
 from tpu.runs.tracker import Tracker, check_tracking, sinks_of
-from tpu.runs.wandb_run import wandb_id
+from tpu.runs.wandb_run import WandbRun, wandb_id
 from tpu.runtime.metrics import MetricsWriter
 
 BOTH = {"wandb": {"project": "tests"}, "tensorboard": True}
@@ -124,6 +124,19 @@ async def test_what_a_killed_flow_left_is_handed_on_by_the_next_one_on_any_machi
     assert [step for step, _ in on_tensorboard(story.run_dir)] == steps
     assert [step for step, _ in wandb_rows(story.run_dir, story.record, tmp_path / "two")] == steps
     assert len(objects.listing(f"{story.run_dir}/wandb")) == 2
+
+
+def test_records_of_two_processes_that_begin_in_one_second_are_two(track: Track, tmp_path: Path):
+    for name in ("once", "twice", "thrice"):  # seconds may change between two of them, but not each time
+        story = Story(track, name, tracking=BOTH)
+        settings = story.record.config.tracking.wandb
+        assert settings is not None
+        for step in (1, 2):
+            wandb = WandbRun(story.run_dir, story.record, settings, None, tmp_path / f"{name}-{step}")
+            assert wandb.last() == step - 1
+            wandb.write([{"step": step, "loss": 0.5}])
+            wandb.close(ended_well=True)
+        assert wandb_rows(story.run_dir, story.record, tmp_path / f"{name}-2") == [(1, 0.5), (2, 0.5)]
 
 
 class Full:

@@ -1,7 +1,8 @@
 """A run at Weights & Biases: one, by its id, however often the run here is preempted or its flow is killed.
 
 Weights & Biases drops steps that come again, so what is logged follows commits and goes on behind the last step that is
-there: in the local record, which each process leaves in a folder of its own, or, online, at Weights & Biases itself.
+there: in the local records, or, online, at Weights & Biases itself. Each process leaves a record in a numbered folder
+of its own: the name that Weights & Biases gives it is the second in which it began, and two may begin in one.
 """
 
 from __future__ import annotations
@@ -68,17 +69,18 @@ class WandbRun:
         self._run = None
         if self._key is None:
             for file in self._records():
-                files.write(f"{self._run_dir}/wandb/{file.parent.name}/{file.name}", file.read_bytes())
+                number, _, folder, name = file.parts[-4:]
+                files.write(f"{self._run_dir}/wandb/{number}/{folder}/{name}", file.read_bytes())
 
     def _records(self) -> list[Path]:
-        return sorted(self._folder.glob(f"wandb/*run-*-{self.id}/run-{self.id}.wandb"))
+        return sorted(self._folder.glob(f"*/wandb/*run-*-{self.id}/run-{self.id}.wandb"))
 
     def _fetch(self) -> None:
         """Another machine has carried the run before: what it left says how far it came."""
         for url in objects.listing(f"{self._run_dir}/wandb"):
-            folder, name = url.split("/")[-2:]
+            number, folder, name = url.split("/")[-3:]
             if name == f"run-{self.id}.wandb":
-                target = self._folder / "wandb" / folder / name
+                target = self._folder / number / "wandb" / folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(files.read(url))
 
@@ -87,7 +89,8 @@ class WandbRun:
             return
         import wandb  # slow to import, and wanted by few
 
-        self._folder.mkdir(parents=True, exist_ok=True)
+        folder = self._folder / f"{len(self._records()) + 1:04}"
+        folder.mkdir(parents=True, exist_ok=True)
         config = self._record.config
         settings = wandb.Settings(
             mode="offline" if self._key is None else "online",
@@ -103,6 +106,6 @@ class WandbRun:
         )
         self._run = wandb.init(
             project=self._settings.project, entity=self._settings.entity, id=self.id, name=config.name,
-            config=config.model_dump(mode="json", exclude={"secrets", "tracking"}), dir=self._folder,
+            config=config.model_dump(mode="json", exclude={"secrets", "tracking"}), dir=folder,
             resume="allow" if self._key is not None else None, reinit="create_new", settings=settings,
         )  # fmt: skip
