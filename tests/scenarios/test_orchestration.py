@@ -148,7 +148,8 @@ async def test_stopped_on_request_it_saves_deletes_and_goes_on_later(lab: Lab):
 async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
     lab: Lab, tmp_path: Path, first: signal.Signals, second: signal.Signals
 ):
-    run = lab.numpy_run("stopped", steps=60, every=20, step_s=0.1)
+    gate = Gate(tmp_path / "gate", before=25)
+    run = lab.numpy_run("stopped", steps=60, every=20, variables=gate.variables, grace_seconds=1)
     file = configuration(tmp_path, run)
     lab.emulator.set_delay(60)
     async with started(tmp_path, file) as flow:
@@ -169,6 +170,7 @@ async def test_O4_stopped_by_a_signal_while_provisioning_and_while_training(
     assert not lab.fence(run.name).open
 
     if first == signal.SIGINT:
+        gate.open()
         await lab.train(run)
         assert lab.verdicts(run.name) == ["cancelled", "finished"]
         assert lab.events(run.name, "attempt-ended")[-1].detail["resume"] == stopped_at

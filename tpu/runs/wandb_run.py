@@ -8,6 +8,7 @@ of its own: the name that Weights & Biases gives it is the second in which it be
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from tpu.checkpoint import files, objects
 from tpu.runs.config import Wandb
 from tpu.runs.record import RunRecord
 from tpu.runs.sink import numbers_of
-from tpu.runtime.wandb_record import RecordLog, history_of
+from tpu.runtime.wandb_record import RecordLog, history_of, is_exit
 
 # An upload that takes longer than this at the end is given up: what is missing there is handed on by the next start.
 FINISH_S = 90.0
+LOOK_S = 0.05
 
 
 def wandb_id(run_dir: str, record: RunRecord) -> str:
@@ -65,9 +67,11 @@ class WandbRun:
         """End what this process writes; offline, the record is put into the bucket, for `wandb sync`."""
         if self._run is None:
             return
+        file = Path(self._run.settings.sync_file)
         self._run.finish(exit_code=0 if ended_well else 1)
         self._run = None
         if self._key is None:
+            _wait_for_exit(file)
             for file in self._records():
                 number, _, folder, name = file.parts[-4:]
                 files.write(f"{self._run_dir}/wandb/{number}/{folder}/{name}", file.read_bytes())
@@ -109,3 +113,10 @@ class WandbRun:
             config=config.model_dump(mode="json", exclude={"secrets", "tracking"}), dir=folder,
             resume="allow" if self._key is not None else None, reinit="create_new", settings=settings,
         )  # fmt: skip
+
+
+def _wait_for_exit(file: Path) -> None:
+    """Offline, `finish` returns while another process still writes the end of the record."""
+    log, until = RecordLog(file), time.monotonic() + FINISH_S
+    while not any(map(is_exit, log.new())) and time.monotonic() < until:
+        time.sleep(LOOK_S)  # there is nothing to be told by

@@ -17,8 +17,8 @@ MAGIC = b":W&B"
 FILE_HEADER, BLOCK, PIECE = 7, 32 << 10, struct.Struct("<IHB")
 # Of a piece: the whole record, its first, a middle, its last part.
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-# Fields of Record, HistoryRecord and HistoryItem.
-HISTORY, ITEM, STEP, STEP_NUMBER = 2, 1, 2, 1
+# Fields of Record (its history, its exit), HistoryRecord and HistoryItem.
+HISTORY, EXIT, ITEM, STEP, STEP_NUMBER = 2, 18, 1, 2, 1
 KEY, NESTED_KEY, INTEGER, NUMBER, VALUE_JSON = 1, 2, 5, 6, 16
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -87,6 +87,14 @@ def history_of(record: bytes) -> Iterator[Mapping[str, Any]]:
                 yield _row(value)
     except (ValueError, IndexError, struct.error):
         return
+
+
+def is_exit(record: bytes) -> bool:
+    """Whether it says how the program ended, which is the last record of a file."""
+    try:
+        return any(number == EXIT for number, _ in fields(record))
+    except (ValueError, IndexError):
+        return False
 
 
 def _row(history: bytes) -> dict[str, Any]:
