@@ -27,6 +27,8 @@ from tpu.sweeps.report import headline, to_markdown
 MOST_ROWS = 500
 # Pictures are a hundred kilobytes and a second of a core: so many tables come before they are made anew.
 PICTURE_PAUSES = 10
+# Table and pictures grow with the sweep, and who refills chips needs the same core: they take no more of the time.
+TABLE_SHARE, PICTURE_SHARE = 0.05, 0.02
 
 
 class SweepPage:
@@ -53,16 +55,20 @@ class SweepPage:
         self._first_pause_s = rates().first_pause_s
         self._shown: float | None = None
         self._drawn = self._began
+        self._table_s = self._picture_s = 0.0  # what the last one took
         self._showing: asyncio.Task[None] | None = None
 
     async def show(self) -> None:
         """Begin to show the board as it is now, if it is time; who refills chips does not wait for it."""
         now = time.monotonic()
         busy = self._showing is not None and not self._showing.done()
-        if busy or (self._shown is not None and now - self._shown < self._pause_s(now, 1)):
+        pause_s = max(self._pause_s(now, 1), self._table_s / TABLE_SHARE)
+        if busy or (self._shown is not None and now - self._shown < pause_s):
             return
         self._shown = now
-        drawing = now - self._drawn >= self._pause_s(now, PICTURE_PAUSES)
+        drawing = now - self._drawn >= max(
+            self._pause_s(now, PICTURE_PAUSES), self._picture_s / PICTURE_SHARE
+        )
         if drawing:
             self._drawn = now
         self._showing = asyncio.create_task(self._try_to_show(drawing))
@@ -77,7 +83,7 @@ class SweepPage:
             self._log.debug("the sweep's page was not updated: %r", error)
 
     async def _show(self, drawing: bool) -> None:
-        now = self._clock.time()
+        now, began = self._clock.time(), time.monotonic()
         rows = self._board.rows(now)
         text = headline(self._board)
         await asyncio.to_thread(self._book.save_results, rows)
@@ -92,8 +98,10 @@ class SweepPage:
             self._table = made if isinstance(made, UUID) else made.id
         else:
             await _update(self._table, json.dumps(shown), text + left_out)
+        self._table_s = time.monotonic() - began
         if drawing:
             await self._show_report(now, text)
+            self._picture_s = time.monotonic() - began - self._table_s
 
     async def _show_report(self, now: float, text: str) -> None:
         trials, best = self._board.standings(now), self._board.best()
