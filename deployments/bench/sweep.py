@@ -7,7 +7,9 @@ failing calls), on virtual time; queue, search, leases and keeper are the produc
 for a chip; `chip_free_s` is how long a chip stays free then, `trial_waits_s` how long a trial waits for one. `goodput`
 is the time of steps that are in a checkpoint over the time that chips were held.
 
-What a live trial costs its process in SSH and bucket calls, and how soon a real chip is refilled, is not in it.
+Then the live part (`live_sweep`): real sweeps on emulated slices, for what no simulation has. `mb_per_live_trial` and
+`cpu_s_per_trial` are what their process takes, `refill_s` passes from a chip being given back to its next trial taking
+it, `records_complete` says whether Prefect has a final state of each trial. `--live 0` leaves it out.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 from deployments.bench.fleet import ON_DEMAND, PLACES, SPOT, play
 from deployments.bench.fleet_pool import PoolController
 from deployments.bench.lab import BenchFailed, machine, parser, say, tell
+from deployments.bench.live_sweep import live
 from deployments.bench.sweep_fleet import MeteredBook, SimulatedSweep, figures_of
 from tpu.emulator.capacity import Limits
 from tpu.emulator.simulation import Simulation, simulate
@@ -33,6 +36,8 @@ STEADY, SPOTS, TRIALS = 10, 100, 2000
 SEGMENTS, TRIAL_S = 5, 5400.0
 # Long enough for all; it ends when they have.
 HOURS = 72.0
+# Real trials at once: what two cores can start within two minutes.
+FEW_LIVE, LIVE, SHORT_LIVE = 4, 24, 8
 
 
 def fleet(steady: int, spots: int, trials: int, seed: int, trial_s: float = TRIAL_S) -> dict[str, Any]:
@@ -73,13 +78,21 @@ def resident_kb() -> int:
 def main() -> None:
     arguments = parser("sweep", __doc__)
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--live", type=int, help=f"real trials at once, by fours (default {LIVE}, "
+                           f"short {SHORT_LIVE}; 0 leaves that part out)")  # fmt: skip
     chosen: argparse.Namespace = arguments.parse_args()
+    places = chosen.live if chosen.live is not None else SHORT_LIVE if chosen.short else LIVE
+    if places and (places <= FEW_LIVE or places % CHIPS):
+        arguments.error(f"--live: a multiple of {CHIPS} above {FEW_LIVE}, or 0")
     about, began = machine(), time.monotonic()
     steady, spots, trials = (2, 8, 120) if chosen.short else (STEADY, SPOTS, TRIALS)
     say(f"{trials} trials on {(steady + spots) * CHIPS} simulated places")
     found = fleet(steady, spots, trials, chosen.seed)
+    real = live(FEW_LIVE, places) if places else {}
     tell(
-        {"bench": "sweep", "busy_share": found["busy_share"], "goodput": found["goodput"], "fleet": found}
+        {"bench": "sweep", "busy_share": found["busy_share"], "goodput": found["goodput"]}
+        | real
+        | {"fleet": found}
         | {"seed": chosen.seed, "took_s": round(time.monotonic() - began), "machine": about}
     )
 

@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from deployments.bench import sweep
+from deployments.bench import live_sweep, sweep
+from deployments.bench.live_sweep import Live
 from deployments.bench.sweep_fleet import MeteredBook
+from deployments.bench.worker import Memory
 from tpu.emulator.simulation_clock import VirtualClock, run_virtual
+from tpu.runs.event_log import RunEvent
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate
 from tpu.slices.lease import Holder
@@ -51,3 +54,32 @@ def test_a_chip_counts_as_used_while_it_is_held_and_only_while_somebody_waits():
     book = run_virtual(story())
     assert (book.used_s, book.leased_s) == (20.0, 48.0)
     assert book.refills_s == [2.0, 2.0]
+
+
+def history(*told: tuple[float, str, dict]) -> list[RunEvent]:
+    return [RunEvent(*one) for one in told]
+
+
+def test_a_refill_lasts_from_a_chip_being_given_back_to_the_next_trial_taking_it():
+    maker = history(
+        (0.0, "slice-ready", {"slice": "s"}),
+        (1.0, "attempt-started", {"slice": "s"}),
+        (10.0, "slice-released", {"slice": "s"}),
+    )
+    beside = history(
+        (2.0, "slice-leased", {"slice": "s", "chips": [1]}),  # which nobody had before
+        (3.0, "attempt-started", {"slice": "s"}),
+        (20.0, "slice-released", {"slice": "s"}),
+    )
+    after = history(
+        (10.5, "slice-leased", {"slice": "s", "chips": [0]}), (12.0, "attempt-started", {"slice": "s"})
+    )
+    assert live_sweep.refills([maker, beside, after]) == ([0.5], [2.0])
+
+
+def test_a_trial_costs_what_the_larger_sweep_takes_more():
+    small = Live(4, 8, Memory(100_000_000, 0, 1), 10.0, 60.0, [0.1, 0.2], [1.0, 2.0], {"Completed": 8})
+    large = Live(8, 16, Memory(104_000_000, 0, 1), 18.0, 60.0, [0.2, 0.3], [1.0, 2.0], {"Completed": 15})
+    found = live_sweep.figures_of(small, large)
+    assert (found["mb_per_live_trial"], found["cpu_s_per_trial"]) == (1.0, 1.0)
+    assert (found["records_complete"], found["most_live_trials"]) == (False, 8)
