@@ -7,6 +7,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,8 @@ async def sweep_to_the_end(
     run: RunConfig, search: Search, rerun_failed: bool, log: Log, newer: str
 ) -> dict[str, Any]:
     """Train all trials, delete the slices that nobody needs any more, and report."""
+    # Of the usual handful each trial would wait for the bucket's answers to all others.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(objects.CONNECTIONS))
     connection, clock = Connection.from_environment(), SystemClock()
     check_tracking(run)
     secrets, wandb_key = await load_secrets(run.secrets), await load_wandb_key(run)

@@ -13,7 +13,9 @@ from tests.runs.conftest import Track
 from tpu.checkpoint import files, objects
 from tpu.clock import SystemClock
 from tpu.runs.controller import (
-    EXPIRY_S,
+    BEAT_S,
+    LONGEST_BEAT_S,
+    MISSED,
     ControllerLost,
     ControllerState,
     MalformedController,
@@ -22,11 +24,13 @@ from tpu.runs.controller import (
     claim,
     may_claim,
     observe,
+    pace_s,
     process_start,
     this_process,
 )
 from tpu.runs.opening import become_controller
 from tpu.runs.tenure import Tenure
+from tpu.slices.lease import LEASE_TTL_S
 
 HERE = this_process("flow-1")
 ELSEWHERE = Owner("flow-2", "another-machine", 1, "boot/1")
@@ -44,8 +48,10 @@ def dead_owner() -> Owner:
     [
         (ControllerState(ELSEWHERE, 4, released=True), 0, False, True, "nobody drives"),
         (ControllerState(ELSEWHERE, 4), 0, False, False, "driven by process 1 on another-machine, term 4"),
-        (ControllerState(ELSEWHERE, 4), EXPIRY_S - 1, False, False, "driven by"),
-        (ControllerState(ELSEWHERE, 4), EXPIRY_S, False, True, "was silent for 20 s"),
+        (ControllerState(ELSEWHERE, 4), MISSED * BEAT_S - 1, False, False, "driven by"),
+        (ControllerState(ELSEWHERE, 4, beat_s=15), 59, False, False, "driven by"),
+        (ControllerState(ELSEWHERE, 4, beat_s=15), 60, False, True, "was silent for 60 s"),
+        (ControllerState(ELSEWHERE, 4), MISSED * BEAT_S, False, True, "was silent for 20 s"),
         (ControllerState(ELSEWHERE, 4), 0, True, True, "taken over by request from process 1"),
         (ControllerState(HERE, 4), 0, False, False, "driven by"),
         (ControllerState(dataclasses.replace(ELSEWHERE, flow_run="new"), 4), 0, False, True, "same flow run"),
@@ -55,6 +61,12 @@ def test_who_may_claim(state, silent_s, take_over, answer, why):
     allowed, reason = may_claim(state, dataclasses.replace(HERE, flow_run="new"), silent_s, take_over)
     assert allowed is answer
     assert why in reason
+
+
+def test_beats_of_many_runs_cost_a_process_less_each_and_never_look_like_death():
+    assert [pace_s(1), pace_s(16), pace_s(32)] == [BEAT_S, BEAT_S, 2 * BEAT_S]
+    assert pace_s(440) == LONGEST_BEAT_S
+    assert MISSED * LONGEST_BEAT_S <= LEASE_TTL_S  # which the reaper watches
 
 
 def test_a_dead_process_of_this_machine_is_known_to_be_dead():

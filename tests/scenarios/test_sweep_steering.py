@@ -98,7 +98,7 @@ async def prefect_state(trial: Trial) -> tuple[str, str]:
 async def test_a_trial_that_falls_behind_is_pruned_at_its_commit_also_by_what_was_heard_before_the_sweep_was_stopped(
     lab: Lab, pool: Pool, program_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tpu.runs.tenure.BEAT_S", 0.3)  # by which a stop is heard
+    monkeypatch.setattr("tpu.runs.controller.BEAT_S", 0.3)  # by which a stop is heard
     await pool.set(max_slices=1)
     base = leveled(lab, program_folder, "behind", 0.1)
     pruner = {"type": "successive-halving", "min_resource": 10, "reduction_factor": 2}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from google.cloud.storage import Blob, Client
 
 LARGEST_BYTES = 4 << 20
+# At least as many as threads that read and write at once.
+CONNECTIONS = 64
 # Seconds a request; tried again by `retrying`, which knows one deadline for all tries.
 _ONCE: dict[str, Any] = {"timeout": 20, "retry": None}
 _NAMES = "items(name),nextPageToken"
@@ -256,5 +258,10 @@ def local_server() -> str | None:
 def _client(emulator: str | None, process: int) -> Client:
     """One client a process and server: opening one anew would fetch a token for every call."""
     from google.cloud import storage
+    from requests.adapters import HTTPAdapter
 
-    return storage.Client()
+    client = storage.Client()
+    # Opening a connection costs more than most requests, and urllib3 warns of each that it has no room to keep.
+    for scheme in ("https://", "http://"):
+        client._http.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS))
+    return client

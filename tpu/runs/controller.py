@@ -17,9 +17,11 @@ from pathlib import Path
 from tpu.checkpoint import objects
 from tpu.runs.event_log import highest_term
 
-# The owner beats every BEAT_S; one that stays silent for EXPIRY_S on the observer's own clock is dead.
-BEAT_S = 5.0
-EXPIRY_S = 20.0
+# The owner says with each beat when the next one comes; one that misses so many on the observer's own clock is dead.
+BEAT_S, MISSED = 5.0, 4
+# A process that drives more runs than this beats less often for each of them, so that its requests to the bucket grow
+# less than they do. The longest is what the reaper's watch (tpu.slices.lease.LEASE_TTL_S) allows.
+AT_FULL_PACE, LONGEST_BEAT_S = 16, 15.0
 
 
 class ControllerLost(RuntimeError):
@@ -58,11 +60,17 @@ class ControllerState:
     term: int
     beats: int = 0
     released: bool = False
+    beat_s: float = BEAT_S
 
     @property
     def drives(self) -> bool:
         """Whether the owner may still act for the run, as far as can be told from here."""
         return not self.released and not self.owner.known_dead()
+
+    @property
+    def expiry_s(self) -> float:
+        """Seconds of silence after which the owner is dead."""
+        return MISSED * self.beat_s
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -118,10 +126,10 @@ class Controller:
                 state and state.owner.flow_run,
             )
 
-    def beat(self) -> None:
-        """Show that this process lives. Raises ControllerLost if another one has taken over."""
+    def beat(self, beat_s: float = BEAT_S) -> None:
+        """Show that this process lives, and will again in `beat_s`. Raises ControllerLost if another took over."""
         with self._lock:
-            self._write(replace(self._state, beats=self._state.beats + 1))
+            self._write(replace(self._state, beats=self._state.beats + 1, beat_s=beat_s))
 
     def release(self) -> None:
         """Give the right back, so that the next process need not wait."""
@@ -174,9 +182,14 @@ def may_claim(state: ControllerState, owner: Owner, silent_s: float, take_over: 
         return True, "the same flow run was started again"
     if take_over:
         return True, f"taken over by request from {_describe(state)}"
-    if silent_s >= EXPIRY_S:
+    if silent_s >= state.expiry_s:
         return True, f"its last driver was silent for {silent_s:.0f} s ({_describe(state)})"
     return False, f"driven by {_describe(state)}"
+
+
+def pace_s(runs: int) -> float:
+    """Seconds between two beats of each run of a process that drives so many."""
+    return min(BEAT_S * max(1.0, runs / AT_FULL_PACE), LONGEST_BEAT_S)
 
 
 def _describe(state: ControllerState | None) -> str:

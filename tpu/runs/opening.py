@@ -20,7 +20,6 @@ from tpu.runs.code import Bundle, resolve_code
 from tpu.runs.config import RunConfig, Tracking
 from tpu.runs.context import RunContext
 from tpu.runs.controller import (
-    EXPIRY_S,
     Controller,
     ControllerLost,
     Owner,
@@ -399,7 +398,7 @@ async def become_controller(
             report(f"taking the run up: {why}")
             break
         if not said:
-            report(f"{why}; looking for {EXPIRY_S:.0f} s whether it lives")
+            report(f"{why}; looking for {seen[0].expiry_s:.0f} s whether it lives")
             said = True
         await clock.sleep(1.0)
         now = await asyncio.to_thread(observe, run_dir)

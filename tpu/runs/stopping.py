@@ -11,7 +11,7 @@ from typing import Any
 from tpu.checkpoint.fence import Fence, close_attempt, load_fence, update_fence
 from tpu.connection import Connection
 from tpu.hosts.address import HostAddress
-from tpu.runs.controller import EXPIRY_S, observe, this_process
+from tpu.runs.controller import observe, this_process
 from tpu.runs.event_log import RunEvent, load_events, undeleted
 from tpu.runs.figures import collect, save_report
 from tpu.runs.opening import open_to_end
@@ -121,8 +121,8 @@ async def ask_driver(run_dir: str, report: Callable[[str], None]) -> bool:
             return True
         if now[1] != seen[1]:
             seen, heard = now, time.monotonic()
-        elif time.monotonic() - heard > EXPIRY_S:
-            report(f"process {owner.pid} on {owner.host} was silent for {EXPIRY_S:.0f} s: taken as dead")
+        elif (silent_s := time.monotonic() - heard) > seen[0].expiry_s:
+            report(f"process {owner.pid} on {owner.host} was silent for {silent_s:.0f} s: taken as dead")
             return True
     raise NotStopped(
         f"process {owner.pid} on {owner.host} lives but did not stop the run in {STOP_S:.0f} s; look at its log, "

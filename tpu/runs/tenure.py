@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from typing import ClassVar
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
-from tpu.runs.controller import BEAT_S, Controller
+from tpu.runs.controller import Controller, pace_s
 from tpu.runs.stop_request import stop_requested
 from tpu.slices.provision import NoLongerWanted
 
@@ -22,6 +23,8 @@ class StopRequested(NoLongerWanted):
 
 class Tenure:
     """Held from `start` to `leave`; `interruption` gets the error that ends it early."""
+
+    _held: ClassVar[set[Tenure]] = set()  # by this process
 
     def __init__(
         self, controller: Controller, run_dir: str, clock: Clock, report: Callable[[str], None]
@@ -41,10 +44,13 @@ class Tenure:
         """From now on show that this process lives, and hear whether it is to stop or has lost the run."""
         self.interruption = asyncio.get_running_loop().create_future()
 
+        self._held.add(self)
+
         async def beat() -> None:
             while True:
+                next_s = pace_s(len(self._held))
                 try:
-                    await asyncio.to_thread(self._controller.beat)
+                    await asyncio.to_thread(self._controller.beat, next_s)
                     asked = await asyncio.to_thread(stop_requested, self._run_dir, self._controller.term)
                 except StorageUnavailable as error:
                     self.report(f"the bucket does not answer; trying again ({error})")
@@ -54,7 +60,7 @@ class Tenure:
                 else:
                     if asked:
                         self.interrupt(StopRequested("stopped by request"))
-                await self._clock.sleep(BEAT_S)
+                await self._clock.sleep(next_s)
 
         self._task = asyncio.create_task(beat())
 
@@ -81,6 +87,7 @@ class Tenure:
 
     async def leave(self) -> None:
         """Beat no more, and give the right back."""
+        self._held.discard(self)
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):  # what it had to say was said
