@@ -29,8 +29,14 @@ def patient_with_ctrl_c(report: Callable[[str], None]) -> Iterator[None]:
     """Let the second Ctrl-C only say what is still done; the first cancels as ever, and the third leaves at once.
 
     A second one is what everybody presses who sees no end, and asyncio would then drop a deletion half done.
+
+    Where Ctrl-C is ignored it stays so: a shell without job control starts what it puts into the background that way,
+    and nobody there would be cleaning up. SIGTERM ends such a process.
     """
     before = signal.getsignal(signal.SIGINT)
+    if before == signal.SIG_IGN:
+        yield
+        return
     pressed = 0
 
     def interrupt(number: int, frame: FrameType | None) -> None:
