@@ -111,5 +111,21 @@ def test_a_run_that_cannot_be_is_refused_by_the_name_of_its_field():
         )
 
 
+@pytest.mark.parametrize(
+    ("changes", "pool", "said"),
+    [
+        ("steps=3", {}, "changes"),
+        ([["steps", 3]], {}, "changes"),
+        ({}, {"slice": "v4-8"}, "slice of the work pool"),
+        ({}, {"budget": 3}, "budget of the work pool"),
+        ({}, {"secrets": ["TOKEN"]}, "secrets of the work pool"),
+    ],
+)
+def test_what_is_no_mapping_is_refused_and_never_a_crash(changes: object, pool: dict[str, Any], said: str):
+    """A flow run that crashes is started again by an automation, in vain."""
+    with pytest.raises(RunConfigError, match=f"^{said}: a mapping of fields to values is wanted"):
+        run_parameters({"run": {"name": "x", "command": "true"}, "changes": changes}, pool, FLOW_RUN)
+
+
 def test_other_flows_keep_their_parameters():
     assert run_parameters({"pool": "all"}, POOL, FLOW_RUN) == {"pool": "all"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tpu.runs.config import RunConfig, parse_run_config
+from tpu.runs.config import RunConfig, RunConfigError, parse_run_config
 from tpu.runs.starting import start_values
 
 # A run that says for itself where or how it wants its slice is not sent to the pool's other places.
@@ -30,7 +30,8 @@ def run_parameters(
     run = parameters.get("run")
     if not isinstance(run, Mapping):
         return dict(parameters)
-    changes = parameters.get("changes") or {}
+    # The server checks this for a form; a deployment may have that left out.
+    changes = _mapping("changes", parameters.get("changes") or {})
     # Changes are what somebody said, so the pool must know them; only the name is not its business.
     said = start_values(run, changes, False, "")
     if said.get("code") == WORKING_TREE:
@@ -53,11 +54,18 @@ def with_defaults(run: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[s
     """A run's values, and under them those of the work pool. What is null was left empty."""
     filled = {**defaults, **_said(run, defaults)}
     for name in _NESTED:
-        own, pools = run.get(name) or {}, defaults.get(name, {})
+        own, pools = run.get(name) or {}, _mapping(f"{name} of the work pool", defaults.get(name) or {})
         if isinstance(own, Mapping):
             said = _said(own, pools)
             filled[name] = {**(_fitting(said, pools) if name == "slice" else pools), **said}
     return filled
+
+
+def _mapping(name: str, value: object) -> Mapping[str, Any]:
+    """Raises RunConfigError: whatever else it raised would be a crash, and a crashed flow run is started again."""
+    if not isinstance(value, Mapping):
+        raise RunConfigError(f"{name}: a mapping of fields to values is wanted (found {value!r})")
+    return value
 
 
 def _said(own: Mapping[str, Any], pools: Mapping[str, Any]) -> dict[str, Any]:
