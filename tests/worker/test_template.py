@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
+from uuid import UUID, uuid4
 
+import pytest
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.templating import apply_values
 from prefect.workers.base import BaseWorker
 
 from tpu.runs.config import Slice
-from tpu.worker.template import OF_A_RUN, ORDER, renewed
+from tpu.worker.template import OF_A_RUN, ORDER, CloudTpuConfiguration, NotResolved, renewed
 from tpu.worker.worker import CloudTpuWorker
 
 TEMPLATE = CloudTpuWorker.get_default_base_job_template()
@@ -50,3 +55,37 @@ def test_what_people_set_in_a_pool_outlives_a_new_version_of_its_template():
     new = renewed(TEMPLATE, old)["variables"]["properties"]
     assert (new["zone"]["default"], new["race"]) == ("us-east1-d", FORM["race"])
     assert FORM["zone"]["default"] == "us-central2-b"
+
+
+class Records:
+    """What a server answers from which deployment and block were deleted. It has the flow."""
+
+    async def read_deployment(self, _: UUID) -> Any:
+        raise ObjectNotFound(Exception("404"))
+
+    async def read_flow(self, flow_id: UUID) -> Flow:
+        return Flow(id=flow_id, name="train", labels={})
+
+    async def read_block_document(self, _: UUID) -> Any:
+        raise ObjectNotFound(Exception("404"))
+
+
+async def resolved(job_variables: dict[str, Any]) -> CloudTpuConfiguration:
+    return await CloudTpuConfiguration.resolve_for_flow_run(
+        FlowRun(flow_id=uuid4(), deployment_id=uuid4(), job_variables=job_variables),
+        client=cast(PrefectClient, Records()),
+        work_pool=WorkPool(
+            name="tpu", type="cloud-tpu", base_job_template=TEMPLATE, default_queue_id=uuid4()
+        ),
+        worker_name="w",
+    )
+
+
+async def test_a_flow_run_whose_deployment_was_deleted_is_looked_after_still():
+    """Its restarted worker took it for deleted itself, and killed its training."""
+    assert (await resolved({"bucket": "gs://mine"})).bucket == "gs://mine"
+
+
+async def test_a_missing_block_is_not_taken_for_a_deleted_flow_run():
+    with pytest.raises(NotResolved, match="is not there: make it again"):
+        await resolved({"credentials": {"$ref": {"block_document_id": str(uuid4())}}})

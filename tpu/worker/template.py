@@ -5,10 +5,16 @@ They are made of the models of a run's configuration, so that form and configura
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from uuid import UUID
 
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.objects import FlowRun, WorkPool
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
 from prefect.workers.base import BaseJobConfiguration, BaseVariables
 from prefect_gcp.credentials import GcpCredentials
 from pydantic import Field, create_model
@@ -146,6 +152,10 @@ def renewed(template: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, An
     return new
 
 
+class NotResolved(RuntimeError):
+    """Something that the job variables of a flow run name is not there; the message says what to do."""
+
+
 class CloudTpuConfiguration(BaseJobConfiguration):
     """The filled-in template of one flow run."""
 
@@ -165,6 +175,38 @@ class CloudTpuConfiguration(BaseJobConfiguration):
             }
         },
     )
+
+    @classmethod
+    async def resolve_for_flow_run(
+        cls,
+        flow_run: FlowRun,
+        *,
+        client: PrefectClient,
+        work_pool: WorkPool,
+        worker_name: str,
+        worker_id: UUID | None = None,
+        deployment: DeploymentResponse | None = None,
+    ) -> Self:
+        """As Prefect does, but a flow run outlives its deployment: it still trains, and is to be looked after.
+
+        Raises:
+            NotResolved: a block or variable is missing. Prefect's ObjectNotFound would say that the flow run is.
+        """
+        if deployment is None and flow_run.deployment_id is not None:
+            with contextlib.suppress(ObjectNotFound):
+                deployment = await client.read_deployment(flow_run.deployment_id)
+            if deployment is None:
+                flow_run = flow_run.model_copy(update={"deployment_id": None})
+        try:
+            return await super().resolve_for_flow_run(
+                flow_run, client=client, work_pool=work_pool, worker_name=worker_name, worker_id=worker_id,
+                deployment=deployment,
+            )  # fmt: skip
+        except ObjectNotFound as error:
+            raise NotResolved(
+                "a block that the job variables or the work pool name is not there: make it again, or name another "
+                f"({error})"
+            ) from error
 
     @classmethod
     def json_template(cls) -> dict[str, Any]:
