@@ -89,16 +89,12 @@ def _read(url: str) -> tuple[bytes, int] | None:
     from google.api_core.exceptions import NotFound
 
     bucket, name = split_url(url)
-    while True:
-        # Not reload(): that asks for the generation the blob had, which another's write has removed.
-        blob = _client(local_server(), os.getpid()).bucket(bucket).get_blob(name, **_ONCE)
-        if blob is None:
-            return None
-        try:
-            # The blob names its generation, so this answers 404 if the object changed in between.
-            return blob.download_as_bytes(**_ONCE), _generation(blob)
-        except NotFound:
-            continue
+    blob = _client(local_server(), os.getpid()).bucket(bucket).blob(name)
+    try:
+        # One request: the answer has the generation of these bytes in a header.
+        return blob.download_as_bytes(**_ONCE), _generation(blob)
+    except NotFound:
+        return None
 
 
 def download(url: str, checked: bool = True) -> bytes:
