@@ -134,7 +134,7 @@ async def test_a_running_sweep_takes_more_trials_another_priority_and_lets_one_b
 ):
     monkeypatch.setattr("tpu.sweeps.queue.LOOK_S", 0.2)
     await pool.set(max_slices=1)
-    base = leveled(lab, program_folder, "steered", 0.3)
+    base = leveled(lab, program_folder, "steered", 0.6)  # the first still runs when the second has committed
     search = search_of(base, [3, 2], trials=1, at_once=2)
     async with beside(sweep(run=base, search=search)) as task:
         await lab.until(lambda: lab.ready_nodes(), "it has a slice", task)
