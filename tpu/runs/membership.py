@@ -6,6 +6,7 @@ that this one is to leave at its next commit, or when that takes too long.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from dataclasses import dataclass, replace
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
 from tpu.hosts.gang import Tenant
-from tpu.runs.lease_beat import LeaseBeat, renew_together
 from tpu.slices import lease as leases
 from tpu.slices.candidate import Candidate
 from tpu.slices.lease import LEASE_BEAT_S, Claim, Holder, Lease, LeaseObserver, LeaseRefused, LeaseState
@@ -48,15 +48,8 @@ class Membership:
     """`wanted` says what the run waits for; leases are held under its uid, whichever process drives the run."""
 
     def __init__(
-        self,
-        book: LeaseBook,
-        pool: str,
-        wanted: Wanted,
-        clock: Clock,
-        report: Callable[[str], None],
-        beat: LeaseBeat | None = None,
+        self, book: LeaseBook, pool: str, wanted: Wanted, clock: Clock, report: Callable[[str], None]
     ) -> None:
-        """Without a `beat` that it shares with other runs of its process it has one of its own."""
         self.held: dict[str, Held] = {}
         self.lost: dict[str, str] = {}  # slices whose lease was lost, and how
         self.evicted: dict[str, Claim] = {}  # slices that are to be left at the next commit
@@ -69,7 +62,7 @@ class Membership:
         self._report = report
         self._observer = LeaseObserver()
         self._claimed: dict[str, tuple[Part, bool, float]] = {}  # with what was claimed, and when
-        self._beat = beat or LeaseBeat(book, clock)
+        self._task: asyncio.Task[None] | None = None
 
     def set_priority(self, priority: int) -> None:
         """From the next look and beat on it is another one, also of what is held."""
@@ -77,11 +70,14 @@ class Membership:
 
     def start(self) -> None:
         """Renew what is held from now on."""
-        self._beat.join(self)
+        self._task = asyncio.create_task(self._beat())
 
     async def leave(self) -> None:
         """Renew nothing any more, and give claims back. What is held is held until it expires."""
-        await self._beat.leave(self)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):  # what it had to say was said
+                await self._task
         with contextlib.suppress(StorageUnavailable, LeaseContended):
             await self._unclaim(set(self._claimed))
 
@@ -305,34 +301,35 @@ class Membership:
 
     # --- the beat ---
 
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep(LEASE_BEAT_S)
+            for name in list(self.held):
+                if name not in self.held:  # given back while another one was renewed
+                    continue
+                try:
+                    await self.renew(name)
+                except Exception as error:  # whatever it is: a beat that ends is taken for the run's death
+                    self._report(f"the lease of {name} is not renewed, trying again: {error}")
+
     async def renew(self, name: str) -> None:
         """Show that the run lives, and hear whether it is to leave."""
-        await renew_together(self._book, name, [self], self._clock)
+        held, now = self.held[name], self._clock.time()
 
-    @property
-    def place(self) -> tuple[str, str]:
-        """Pool and uid under which it holds leases."""
-        return self._pool, self._wanted.uid
+        def change(lease: Lease) -> Lease:
+            for silent in self._observer.see(lease, self._clock.monotonic()):
+                if silent.uid != self._wanted.uid:  # nobody waits for a run that has died, nor leaves for it
+                    lease = leases.drop(lease, silent, now)
+            return leases.renew(lease, self._wanted.uid, held.term, now, self._wanted.priority)
 
-    def silent(self, lease: Lease) -> tuple[Holder | Claim, ...]:
-        """Who has been silent for too long on a slice that it holds a part of, as far as this run has looked."""
-        return self._observer.see(lease, self._clock.monotonic())
-
-    def renewed(self, lease: Lease, now: float) -> Lease:
-        """The lease with a beat of this run. Raises LeaseRefused: it does not hold it any more."""
-        if (held := self.held.get(lease.slice)) is None:
-            raise LeaseRefused(f"{self._wanted.run} has given {lease.slice} back")
-        return leases.renew(lease, self._wanted.uid, held.term, now, self._wanted.priority)
-
-    async def hear(self, name: str, said: Lease | LeaseRefused) -> None:
-        """What came of a beat: the lease as it is now, or that it is lost."""
-        if name not in self.held:  # given back meanwhile
+        try:
+            lease = (await update(self._book, self._pool, name, change)).lease
+        except LeaseRefused as error:
+            if name in self.held:  # not given back meanwhile
+                self._forget(name)
+                self.lost[name] = str(error)
             return
-        if isinstance(said, LeaseRefused):
-            self._forget(name)
-            self.lost[name] = str(said)
-            return
-        claim = evictor(said, self._wanted.uid)
+        claim = evictor(lease, self._wanted.uid)
         if claim is None:
             self.evicted.pop(name, None)
         elif name not in self.evicted:
@@ -341,10 +338,6 @@ class Membership:
             latest = in_minutes(self.settings.evict_minutes)
             who = f"{claim.run} (priority {claim.priority})"
             self._report(f"{who} wants {name}: leaving at the next commit, or {latest}")
-
-    def missed(self, name: str, error: Exception) -> None:
-        """A beat did not come through; another one follows."""
-        self._report(f"the lease of {name} is not renewed, trying again: {error}")
 
     def _holder(self, chips: tuple[int, ...]) -> Holder:
         return Holder(self._wanted.run, self._wanted.uid, chips, self._wanted.priority)

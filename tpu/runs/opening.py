@@ -33,7 +33,6 @@ from tpu.runs.driver import RunDriver
 from tpu.runs.event_log import EventLog, RunEvent
 from tpu.runs.lanes import Lane, Lanes
 from tpu.runs.launch import requirements_text, run_wanted
-from tpu.runs.lease_beat import LeaseBeat
 from tpu.runs.long_wait import note_long_waits
 from tpu.runs.membership import Membership
 from tpu.runs.parts import Part
@@ -68,13 +67,10 @@ class NoSuchSecret(LookupError):
 
 @dataclass(frozen=True)
 class Shared:
-    """What the runs of one process use together: one client of the cloud, one look at each zone for all, and one beat
-    for all leases, of which each is known once."""
+    """What the runs of one process use together: one client of the cloud, and one look at each zone for all."""
 
     cloud: TpuCloud
     monitor: Monitor
-    book: GcsLeaseBook
-    beat: LeaseBeat
 
 
 @contextlib.asynccontextmanager
@@ -83,8 +79,7 @@ async def sharing(
 ) -> AsyncIterator[Shared]:
     """For the runs that are opened in the block."""
     async with open_cloud(connection, report=report) as cloud, watching(cloud, clock) as monitor:
-        book = GcsLeaseBook(connection.bucket, report)
-        yield Shared(cloud, monitor, book, LeaseBeat(book, clock))
+        yield Shared(cloud, monitor)
 
 
 @contextlib.asynccontextmanager
@@ -268,11 +263,12 @@ async def _driving(
     log = await asyncio.to_thread(EventLog, run_dir, controller.term, clock.time, told)
     tenure, identity = Tenure(controller, run_dir, clock, report), ensure_identity(connection.home)
     wanted = run_wanted(record, connection, identity)
+    book = GcsLeaseBook(connection.bucket, report)
+    if spends and (minutes := connection.idle_minutes) is not None:
+        await keep_idle(book, record.config.pool, minutes)
+    member = Membership(book, record.config.pool, wanted, clock, report)
     async with contextlib.AsyncExitStack() as stack:
         ours = shared or await stack.enter_async_context(sharing(connection, clock, report))
-        if spends and (minutes := connection.idle_minutes) is not None:
-            await keep_idle(ours.book, record.config.pool, minutes)
-        member = Membership(ours.book, record.config.pool, wanted, clock, report, ours.beat)
         run = RunContext(
             record,
             run_dir,
