@@ -65,7 +65,7 @@ status: $(READY) ## Show what runs, where the UI is, which slices exist and what
 	@$(BIN)/python -m deployments.local status
 
 test: $(READY) lint ## Pass all tests (T='-k word' picks some)
-	@echo "== testing: about 15 minutes on 2 cores; no cloud is touched"
+	@echo "== testing: about 30 minutes on 2 cores; no cloud is touched"
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(T)
 
 test-xla: $(READY_XLA) ## Pass the tests of the PyTorch/XLA trainer, in .venv-xla (T='-k word' picks some)

@@ -28,7 +28,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from deployments.bench.lab import FOLDER, BenchFailed, Lab, open_lab, say
 from deployments.bench.sweep_fleet import spread
-from deployments.bench.worker import Memory, memory_of, spent
+from deployments.bench.worker import TRAINER, Memory, memory_of, spent
 from tpu.runs.event_log import RunEvent, load_events
 from tpu.runs.record import run_directory
 from tpu.slices.lease_book import GcsLeaseBook
@@ -42,21 +42,6 @@ END_S = 1500.0
 LOOK_S = 2.0
 # A gang's start takes about so long of two cores; the last one has to be at work before the first has ended.
 START_S, FIRST_S = 1.5, 40
-TRAINER = """
-import os, time
-import numpy as np
-from tpu.runtime import segment
-
-pause_s = 1.0 + int(os.environ["NUMBER"]) % 7 / 12  # so that not all end at once
-state = {"w": np.zeros(64, np.float32)}
-with segment.start() as seg:
-    state = seg.restore(state)
-    for step in seg.steps():
-        state = {"w": state["w"] * np.float32(0.9) + np.float32(step)}
-        time.sleep(pause_s)  # stands for the work of a step, which costs this machine nothing
-        seg.log(step + 1, loss=float(state["w"].mean()))
-        seg.checkpoint(step + 1, state)
-"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class Live:
 
 
 def sweep_file(name: str, at_once: int, steps: int) -> Path:
-    """A sweep over numbers that change nothing: what is measured is not the training."""
+    """A sweep over the pause between steps: what is measured is not the training."""
     trials = at_once * ROUNDS
     values = {
         "run": {
@@ -87,7 +72,10 @@ def sweep_file(name: str, at_once: int, steps: int) -> Path:
             "slice": {"accelerator_type": "v6e-4", "zone": "us-east5-b", "chips": 1},
             "pool": name,
         },
-        "parameters": {"variables.NUMBER": {"values": [str(number) for number in range(trials)]}},
+        # So that not all end at once.
+        "parameters": {
+            "variables.STEP_S": {"values": [f"{1 + number / 100:.2f}" for number in range(trials)]}
+        },
         "at_once": at_once,
     }
     file = FOLDER / f"{name}.yaml"

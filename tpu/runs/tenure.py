@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import ClassVar
+from weakref import WeakSet
 
 from tpu.checkpoint.retry import StorageUnavailable
 from tpu.clock import Clock
@@ -24,7 +25,7 @@ class StopRequested(NoLongerWanted):
 class Tenure:
     """Held from `start` to `leave`; `interruption` gets the error that ends it early."""
 
-    _held: ClassVar[set[Tenure]] = set()  # by this process
+    _held: ClassVar[WeakSet[Tenure]] = WeakSet()  # by this process
 
     def __init__(
         self, controller: Controller, run_dir: str, clock: Clock, report: Callable[[str], None]
@@ -43,7 +44,6 @@ class Tenure:
     def start(self) -> None:
         """From now on show that this process lives, and hear whether it is to stop or has lost the run."""
         self.interruption = asyncio.get_running_loop().create_future()
-
         self._held.add(self)
 
         async def beat() -> None:

@@ -67,11 +67,11 @@ class WandbRun:
         """End what this process writes; offline, the record is put into the bucket, for `wandb sync`."""
         if self._run is None:
             return
-        file = Path(self._run.settings.sync_file)
+        written = Path(self._run.settings.sync_file)
         self._run.finish(exit_code=0 if ended_well else 1)
         self._run = None
         if self._key is None:
-            _wait_for_exit(file)
+            _wait_for_exit(written)
             for file in self._records():
                 number, _, folder, name = file.parts[-4:]
                 files.write(f"{self._run_dir}/wandb/{number}/{folder}/{name}", file.read_bytes())
